@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[Sequence[str], Sequence[str] | None]] = {
     "import_time": ([], []),
     "dispatch": ([], ["10", "150"]),
     "leaves": ([], ["10", "150"]),
+    "tracing": ([], None),
     "eager": ([], []),
     "steps": ([], EVERYDAY),
     "search": ([], None),

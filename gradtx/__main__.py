@@ -52,9 +52,11 @@ def make_parser() -> argparse.ArgumentParser:
     def command(
         name: str, run: Callable[[argparse.Namespace], int], text: str
     ) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        made.set_defaults(run=run)
-        return made
+        subparser = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}."
+        )
+        subparser.set_defaults(run=run)
+        return subparser
 
     listing = command("list", catalogue.show, "list transformations and schedules by family")
     listing.add_argument("word", nargs="?", default="", help="show those with it in their line")

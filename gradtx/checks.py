@@ -121,17 +121,17 @@ def size_of(hint: Any) -> Size | None:
 
 def words(hint: Any, *, schedules: bool) -> str | None:
     """What may be passed for an annotation with a range or a mark; None for another annotation."""
-    allowed, found = hyperparameter_range(hint), marks(hint)
+    allowed, metadata = hyperparameter_range(hint), marks(hint)
     if allowed is not None:
         text = f"{'int' if allowed.integer else 'float'} | Array"
         text += " | Schedule" if schedules else ""
     elif (size := size_of(hint)) is not None:
         text = "int" if size.integer else "float"
-    elif DTYPE in found:
+    elif DTYPE in metadata:
         text = "DTypeLike"
-    elif WHERE in found:
+    elif WHERE in metadata:
         text = "str | PyTree | Callable"
-    elif DIMENSIONS in found:
+    elif DIMENSIONS in metadata:
         text = "PyTree | Callable"
     elif _is_schedule_hint(hint):
         text = "Schedule"
@@ -369,9 +369,9 @@ def check_patterns(what: str, patterns: Iterable[Any], instead: str = "") -> Non
 
 def refuse_expressions(what: str, where: Any) -> None:
     """Raise TypeError if a choice of leaves is a regular expression, or a list with one."""
-    given = where if isinstance(where, list | tuple) else (where,)
-    found = [x for x in given if isinstance(x, re.Pattern)]
-    check_patterns(what, found, ", or a predicate (path, leaf) -> bool")
+    choices = where if isinstance(where, list | tuple) else (where,)
+    expressions = [x for x in choices if isinstance(x, re.Pattern)]
+    check_patterns(what, expressions, ", or a predicate (path, leaf) -> bool")
 
 
 def _check_where(where: str, name: str, value: Any, optional: bool) -> None:
@@ -440,8 +440,8 @@ def is_numpys_number(dtype: Any) -> bool:
     By its kind: ``isbuiltin`` is 0 for the type of an array that passed a pickle. And by its class:
     types of 8 bits that other packages add may say that they are of the same kind.
     """
-    own = dtype.kind in "biufc" and issubclass(dtype.type, np.number | np.bool_)
-    return own and dtype.isnative
+    is_numpys = dtype.kind in "biufc" and issubclass(dtype.type, np.number | np.bool_)
+    return is_numpys and dtype.isnative
 
 
 def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
@@ -503,13 +503,19 @@ def _check_schedule(where: str, name: str, value: Any, *, swept: bool = False) -
     try:
         # Not by itself: JAX keeps weak references to functions, and ufuncs have none.
         function = functools.partial(value)
-        found = jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
+        scheduled_value = jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
     except (jax.errors.JAXTypeError, jax.errors.UnexpectedTracerError):
         return
     except Exception as error:
         raise TypeError(f"{expected}; {value!r:.80} raised {error!r:.200}") from error
-    shape = getattr(found, "shape", None)
-    if shape is None or (shape and not swept) or not jnp.issubdtype(found.dtype, jnp.number):
-        raise TypeError(f"{expected} that returns one number; {value!r:.80} returns {found!r:.80}")
+    shape = getattr(scheduled_value, "shape", None)
+    if (
+        shape is None
+        or (shape and not swept)
+        or not jnp.issubdtype(scheduled_value.dtype, jnp.number)
+    ):
+        raise TypeError(
+            f"{expected} that returns one number; {value!r:.80} returns {scheduled_value!r:.80}"
+        )
     with contextlib.suppress(TypeError):
         _KNOWN.add(value)

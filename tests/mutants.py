@@ -6,18 +6,17 @@
 NAME is a module or a folder: a path, such as ``gradtx/projections/norms.py``, or any whole parts of
 it that follow each other, with slashes or dots, such as ``projections``, ``projections/norms``,
 ``projections.norms`` or ``norms``, which is every module of that name. Without one it is every
-module of RULES that a test file mirrors or for which COVERED names one. Each mutant is a rule with
-one thing changed: a constant, a sign, epsilon moved into a root or out of it, the old slot for the
-new one or the other way round, a comparison, a maximum for a minimum, the branches of a `where`, a
-hyperparameter that is its default whatever is given. The tests of the module run on it in a process
-of their own until one fails: those marked `paper`, then the others, those of its neighbours that
-import the changed function, those of files that COVERED and ELSEWHERE name, and the slow ones (of
-one with many cases a few, in EVERY_CASE all). Of each kind those that reach the changed line
-come before those that only reach the function, then what failed last, then one case of each test
-before its others, then the quickest. What passes all is listed with file and line.
-`mutants.toml` lists those that compute the same by their text, whatever line it is on, and why.
-What a test file builds when it is collected keeps the functions as they are: tests that are to see
-mutants of them build it themselves.
+module. Each mutant is a rule with one thing changed: a constant, a sign, epsilon moved into a root
+or out of it, the old slot for the new one or the other way round, a comparison, a maximum for a
+minimum, the branches of a `where`, a hyperparameter that is its default whatever is given. The
+tests run on it in a process of their own until one fails: in files of the module's name those
+marked `paper`, then the others, those of its neighbours that import the changed function, those of
+other files (see `shared`), and the slow ones (of one with many cases a few, in EVERY_CASE all). Of
+each kind those that reach the changed line come before those that only reach the function, then
+what failed last, then one case of each test before its others, then the quickest. What passes all
+is listed with file and line. `mutants.toml` lists those that compute the same by their text,
+whatever line it is on, and why. What a test file builds when it is collected keeps the functions as
+they are: tests that are to see mutants of them build it themselves.
 
 All modules take hours, so that a run can be stopped and continued: `mutants_run.json` has for each
 module the digest of its source, how many mutants were tried, and the names of those that lived,
@@ -47,6 +46,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -65,162 +65,18 @@ from tests import selection
 TESTS = pathlib.Path(__file__).parent
 ROOT = TESTS.parent
 RECORD = TESTS / "mutants_run.json"
-RULES = ("**/*.py",)
-# The tests of a folder that has one file of them.
-SHARED = {
-    "_src": "interop/test_private_paths.py",
-    "commands": "test_main.py",
-    "losses": "losses/test_losses.py",
-    "projections": "projections/test_projections.py",
-    "schedules": "schedules/test_schedules.py",
-    "storage": "storage/test_formats.py",
-    "tree": "tree/test_tree.py",
-}
-# The files that test a module beside that of its name, or in place of one.
-COVERED = {
-    "__main__": ("test_main.py",),
-    "backward.inside": ("training/test_inside.py",),
-    "backward.layer_stacks": ("training/test_layer_stacks.py", "training/test_inside.py"),
-    "backward.layerwise": ("training/test_inside.py",),
-    "backward.lookup": ("training/test_lookup.py",),
-    "backward.scans": ("training/test_scans.py", "training/test_inside.py"),
-    "checkpoint.container": ("checkpoint/test_run.py",),
-    "checkpoint.encoded": ("checkpoint/test_formats.py",),
-    "checkpoint.matching": ("checkpoint/test_state_dict.py",),
-    "checkpoint.state_dict": ("checkpoint/test_run.py", "distributed/test_set_mesh.py"),
-    "checks": ("test_functions_as_arguments.py", "composition/test_masking.py"),
-    "commands.chart": ("training/test_rates.py",),
-    "commands.check": ("test_checks.py", "interop/test_usage.py"),
-    "commands.rates": ("training/test_rates.py",),
-    "composition.apply": ("test_eager.py", "test_explanations.py"),
-    "composition.factors": ("optimizers/test_lora.py", "engine/test_tuples.py"),
-    "composition.labels": ("composition/test_groups.py",),
-    "composition.matrices": ("optimizers/test_muon.py",),
-    "composition.multipliers": ("wrappers/test_transfer.py",),
-    "composition.roles": ("optimizers/test_lora.py",),
-    "composition.sequence": ("composition/test_chain.py",),
-    "composition.without_state": ("composition/test_chain.py", "transforms/test_projecting.py"),
-    "core.eager": ("test_eager.py",),
-    "core.expansion": ("test_a_step.py", "test_explanations.py"),
-    "core.explanations": ("test_explanations.py",),
-    "core.loss_functions": ("test_loss_functions.py",),
-    "core.pair": ("test_pair.py",),
-    "declarations.declaration": ("test_declaration.py",),
-    "declarations.declared_schedule": (
-        "schedules/test_schedules.py",
-        "checkpoint/test_config.py",
-        "test_host_values.py",
-    ),
-    "declarations.host_values": ("test_host_values.py",),
-    "declarations.scheduled": (
-        "test_scheduled.py",
-        "schedules/test_schedules.py",
-        "wrappers/test_inject.py",
-    ),
-    "distributed.chunks": ("distributed/test_compression.py",),
-    "engine.leaves": ("engine/test_lift.py", "engine/test_tree.py"),
-    "engine.lift": ("composition/test_chain.py",),
-    "engine.matrices": ("optimizers/test_muon2.py",),
-    "engine.matrix_batches": ("engine/test_matrices.py", "engine/test_owners.py"),
-    "estimators.estimator": (
-        "estimators/test_spsa.py",
-        "estimators/test_forward_gradients.py",
-        "training/test_estimated.py",
-    ),
-    "inspection.guards": ("wrappers/test_guard.py",),
-    "interop.keras_base": ("interop/test_keras_optimizer.py", "interop/test_keras.py"),
-    "interop.keras_optimizers": ("interop/test_keras.py",),
-    "interop.keras_schedules": ("interop/test_keras.py",),
-    "interop.optax": ("interop/test_optax_states.py", "interop/test_optax_trees.py"),
-    "interop.reading": (
-        "interop/test_torch.py",
-        "interop/test_torch_saved.py",
-        "interop/test_keras.py",
-    ),
-    "interop.torch": ("interop/test_torch_schedulers.py",),
-    "interop.torch_lbfgs": ("interop/test_torch.py",),
-    "interop.torch_optimizers": ("interop/test_torch.py", "interop/test_torch_schedulers.py"),
-    "kernels.both_sides": ("engine/test_both_sides.py",),
-    "kernels.cutting": ("engine/test_cutting.py",),
-    "kernels.stored_step": ("engine/test_kernels.py",),
-    "kernels.tiling": ("engine/test_tiling.py",),
-    "leaves.flax_forms": ("interop/test_optax_states.py", "interop/test_going_over.py"),
-    "leaves.matrix_layout": ("engine/test_matrices.py", "engine/test_tiling.py"),
-    "leaves.memory": ("tree/test_tree.py",),
-    "leaves.packed": ("test_packed.py",),
-    "leaves.paths": (
-        "test_paths.py",
-        "composition/test_groups.py",
-        "interop/test_flax_nnx.py",
-        "checkpoint/test_run.py",
-    ),
-    "leaves.rows": ("test_rows.py",),
-    "leaves.shardings": (
-        "test_shardings.py",
-        "distributed/test_sharding.py",
-        "distributed/test_explicit.py",
-        "distributed/test_set_mesh.py",
-    ),
-    "linalg.decompositions": ("test_decompositions.py",),
-    "linalg.eigenbasis": ("test_eigenbasis.py",),
-    "linalg.linear_algebra": ("test_linear_algebra.py",),
-    "losses.classification": ("losses/test_linear.py",),
-    "names.namespace": ("test_namespace.py",),
-    "numerics.precision": ("test_precision.py",),
-    "numerics.step": ("engine/test_lift.py", "optimizers/test_adam.py", "test_plans.py"),
-    "optimizers.soap": ("optimizers/test_kl_shampoo.py", "optimizers/test_matrices.py"),
-    "ownership.one_message": ("engine/test_one_message.py",),
-    "ownership.own_batches": ("engine/test_owners.py",),
-    "ownership.owned_slots": ("engine/test_owned_slots.py",),
-    "ownership.owners": ("engine/test_owners.py", "distributed/test_set_mesh.py"),
-    "ownership.shard_alike": ("engine/test_shard_alike.py",),
-    "programs.interpreter": (
-        "numerics/test_programs.py",
-        "training/test_step.py",
-        "training/test_inside.py",
-    ),
-    "programs.opaque": ("numerics/test_opaque.py", "engine/test_kernels.py"),
-    "programs.separate": ("training/test_separate.py",),
-    "programs.tracing": ("numerics/test_tracing.py",),
-    "sharding.axes": ("distributed/test_aggregation.py",),
-    "sharding.divided_state": ("distributed/test_sharding.py",),
-    "sharding.operations": ("distributed/test_planning.py",),
-    "sharding.padding": ("distributed/test_sharding.py",),
-    "sharding.placement": ("distributed/test_sharding.py",),
-    "sharding.planning": ("distributed/test_planning.py",),
-    "sharding.resharding": ("test_moving.py", "engine/test_owners.py"),
-    "sharding.sharding": ("distributed/test_sharding.py",),
-    "sparse.separable": ("sparse/test_exact.py",),
-    "training.estimated_inside": ("training/test_estimated.py",),
-    "transforms.bounds": ("optimizers/test_lbfgsb.py",),
-    "transforms.hessian": ("optimizers/test_sophia.py",),
-    "transforms.interval": ("transforms/test_zoom.py",),
-    "transforms.parameter_averages": ("transforms/test_eval_params.py",),
-    "transforms.single_examples": ("transforms/test_per_example.py",),
-    "types.__init__": ("engine/test_lift.py", "test_contracts.py"),
-}
-# What the sources of some modules hold, and the file that tests it beside their own.
-ELSEWHERE = {
-    "staggered": "optimizers/test_matrices.py",
-    "def loop_once_if": "composition/test_gate.py",
-    "planned(": "test_plans.py",
-    "def compressed(": "distributed/test_low_communication.py",
-    "def aggregate_dct(": "distributed/test_low_communication.py",
-}
+# So many files of those that use a module, and of those of its importers: the nearest.
+NEAR = 8
+# What a test file says of modules of which it sees mutants, though neither its name nor its imports
+# show that, or others are nearer: their last names, or what their sources have.
+SAID = re.compile(r"^# Sees mutants of: (.+)\.$", re.MULTILINE)
 # A test that takes so much longer than without a mutant hangs, and sees the mutant. Where Python
 # cannot interrupt the test, as in a loop of a program, the process ends after as long again.
 SECONDS = 15
 # A slow test that goes over the catalogue would take minutes for each mutant that it does not see.
 SLOW_CASES = 6
 # The modules and folders of which each case of a slow test tries what no other does: all run.
-EVERY_CASE = (
-    "ownership.own_batches",
-    "ownership.owners",
-    "interop.keras_optimizers",
-    "interop.torch_optimizers",
-    "losses",
-    "backward.lookup",
-)
+EVERY_CASE = ("own_batches", "owners", "keras_optimizers", "torch_optimizers", "losses", "lookup")
 
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 
@@ -534,9 +390,10 @@ class Trial:
         for module in {mutant.module for mutant in self.chosen} if self.selected else ():
             out_of[module] = selection.left_out(session.items, selection.Selection({module}))
         for i, mutant in enumerate(self.chosen):
-            own, *others = map(mirror, (mutant.module, *self.beside[mutant.module][mutant.owner]))
-            named = shared(mutant.module)
-            quick, slow = [own, *others, *named], [own, *named]
+            own, further = of_its_name(mutant.module), shared(mutant.module)
+            others = itertools.chain(*map(of_its_name, self.beside[mutant.module][mutant.owner]))
+            slow = [*own, *further]
+            quick = list(dict.fromkeys((*own, *others, *further)))
             kinds = [(path, False, paper) for path in quick for paper in (True, False)]
             kinds += [(path, True, paper) for path in slow for paper in (True, False)]
             lives = True
@@ -698,20 +555,74 @@ def importers(module):
     return found
 
 
-def mirror(module):
-    *folders, name = module.split(".")[1:]
-    own = TESTS.joinpath(*folders, f"test_{name}.py")
-    if own.exists() or not folders:
-        return own
-    return TESTS / SHARED.get(f"{folders[0]}.{name}", SHARED.get(folders[0], own))
+@functools.cache
+def files():
+    """The test files of each name, wherever they are."""
+    paths = collections.defaultdict(list)
+    for path in sorted(TESTS.rglob("test_*.py")):
+        paths[path.stem.removeprefix("test_")].append(path)
+    return paths
+
+
+@functools.cache
+def said():
+    """The test files that say of which modules they see mutants, by what they say."""
+    paths = collections.defaultdict(list)
+    for path in itertools.chain(*files().values()):
+        for texts in SAID.findall(path.read_text()):
+            for text in texts.split(", "):
+                paths[text].append(path)
+    return paths
+
+
+@functools.cache
+def users():
+    """For each module those, of tests too, that import it or a name of it."""
+    modules_of = collections.defaultdict(set)
+    for module, imports in selection.graph().items():
+        for each in imports - {module}:
+            modules_of[each].add(module)
+    return modules_of
+
+
+def place(module):
+    """The folders within gradtx, and the name, which for a package is that of its folder."""
+    parts = module.removesuffix(".__init__").split(".")
+    return parts[1:] or parts
+
+
+def of_its_name(module):
+    """The test files of a module's name, that in its folder first, or else of its folder's name."""
+    *folders, name = place(module)
+    same = files()[name.strip("_")] or files()[folders[-1] if folders else ""]
+    mirrored = TESTS.joinpath(*folders)
+    return sorted(same, key=lambda path: (path.parent != mirrored, path))
 
 
 @functools.cache
 def shared(module):
-    """The files that test a module, or a part of it, beside the file of its name."""
-    source = (ROOT / (module.replace(".", "/") + ".py")).read_text()
-    held = [path for part, path in ELSEWHERE.items() if part in source]
-    return [TESTS / path for path in (*COVERED.get(module.partition(".")[2], ()), *held)]
+    """The test files that have another name: those that say so, those that use the module, and
+    those of the name of a module that does. Of the users the nearest: those in a folder of the same
+    name, then those that use few modules."""
+    module = module.removesuffix(".__init__")
+    *folders, name = place(module)
+    source = selection.modules()[module].read_text()
+
+    def near(user):
+        uses = sum(each.startswith("gradtx.") for each in selection.graph()[user])
+        return user.split(".")[1:-1] != folders, uses, user
+
+    def means(text):
+        return text == name or (not text.isidentifier() and text in source)
+
+    every = set(itertools.chain(*files().values()))
+    nearest = sorted(users()[module], key=near)
+    tests = [path for path in map(selection.modules().get, nearest) if path in every]
+    importers = [user for user in nearest if user.startswith("gradtx.")]
+    theirs = list(dict.fromkeys(itertools.chain(*map(of_its_name, importers))))
+    say_so = itertools.chain(*(paths for text, paths in said().items() if means(text)))
+    others = dict.fromkeys((*say_so, *tests[:NEAR], *theirs[:NEAR]))
+    return [path for path in others if path not in of_its_name(module)]
 
 
 def trial(places, selected):
@@ -722,8 +633,7 @@ def trial(places, selected):
     chosen = [lists[module][i] for module, i in places]
     for mutant in chosen:
         every.update(beside[mutant.module][mutant.owner])
-    found = {*map(mirror, every), *itertools.chain(*map(shared, every))}
-    files = sorted(str(path) for path in found if path.exists())
+    found = {path for module in every for path in (*of_its_name(module), *shared(module))}
     out = os.fdopen(os.dup(1), "w", buffering=1)
 
     def report(i, lives):
@@ -734,7 +644,7 @@ def trial(places, selected):
 
     with contextlib.redirect_stdout(sys.stderr):
         return pytest.main(
-            [*OPTIONS, *files],
+            [*OPTIONS, *sorted(map(str, found))],
             plugins=[Trial(chosen, beside, report, tell, selected)],
         )
 
@@ -825,14 +735,13 @@ def same():
 
 
 def modules(names):
-    """The modules of these names and folders, or all for which there are tests."""
-    paths = [path for rule in RULES for path in sorted((ROOT / "gradtx").glob(rule))]
+    """The modules of these names and folders, or all."""
+    paths = sorted((ROOT / "gradtx").rglob("*.py"))
     every = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    found = [module for module in every if mirror(module).exists() or shared(module)]
-    unknown = {n for n in names if not any(_is_of(m, n) for m in found)}
+    unknown = {n for n in names if not any(_is_of(m, n) for m in every)}
     if unknown:
-        raise SystemExit(f"no such module, or no file of tests is known for it: {sorted(unknown)}")
-    return [m for m in found if not names or any(_is_of(m, n) for n in names)]
+        raise SystemExit(f"no such module: {sorted(unknown)}")
+    return [m for m in every if not names or any(_is_of(m, n) for n in names)]
 
 
 def table():

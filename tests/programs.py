@@ -1,5 +1,9 @@
 """What traced and compiled programs consist of."""
 
+import contextlib
+import sys
+
+import jax
 import jaxlib
 import pytest
 
@@ -33,3 +37,24 @@ def temporary_bytes(compiled):
     if old and " reduce-window(" in compiled.as_text():
         pytest.skip(f"jaxlib {jaxlib.__version__} stores what a large sum is over")
     return compiled.memory_analysis().temp_size_in_bytes
+
+
+@contextlib.contextmanager
+def an_h100():
+    """As where an H100 is: since JAX 0.12 Triton's kernels are lowered for a known GPU alone."""
+    if jax.__version_info__ < (0, 12):
+        yield
+        return
+    device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), axis_types=auto, abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        yield
+
+
+def without_triton(monkeypatch):
+    """As with a JAX whose Pallas has lost its Triton backend."""
+    from jax.experimental import pallas
+
+    monkeypatch.delattr(pallas, "triton", raising=False)
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)

@@ -23,7 +23,7 @@ for pair, chip, costs in aot.figures(pairs.chosen(sys.argv[2:]), shapes):
     print(json.dumps([pair.label, chip, [cost._asdict() for cost in costs]]))
 """
 
-# What XLA does not allow: bytes over one pass, see docs/design.md.
+# What XLA does not allow: bytes over one pass, see docs/compiler.md.
 FALLS_SHORT = {
     ("sm3", "H100"): 1.20,
     ("mechanize, adam", "TPU v5e"): 1.33,

@@ -1,5 +1,7 @@
 """What no hyperparameter can be is refused by its name, when it is built or first used."""
 
+# Sees mutants of: check.
+
 import inspect
 
 import jax

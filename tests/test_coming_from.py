@@ -700,7 +700,9 @@ CHECKS = {
     "diffGrad": steps_like(lambda p, g: p - 1e-3 * np.sign(g) / (1 + np.exp(-abs(g)))),
     "`IndexedSlices`": rows_of_a_table,
     # Keras 3
-    "`use_ema`, `ema_momentum`": averaged,
+    "`use_ema`, `ema_momentum`; Keras's `fit` ends with the average as weights, here you take it": (
+        averaged
+    ),
     "`ema_overwrite_frequency`": overwritten,
     "`loss_scale_factor`": lambda r, n: same(
         r[-1][0], moves(gradtx.adam(0.1), grads=gradtx.tree.scale(2.0, PARAMS))

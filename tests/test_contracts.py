@@ -131,11 +131,24 @@ def runner(name):
     return jax.jit(run)
 
 
-def compiled(name, p=None, gs=None):
-    """Some steps from the start: the last carry and the updates."""
+def compiled(name, p=None, gs=None, state=None):
+    """Some steps from the start, or from a state: the last carry and the updates."""
     p = params(name) if p is None else p
     gs = grads(STEPS, name) if gs is None else gs
-    return runner(name)((p, CATALOGUE[name].make().init(p)), gs)
+    return runner(name)((p, CATALOGUE[name].make().init(p) if state is None else state), gs)
+
+
+@functools.cache
+def start(name):
+    """The carry before the first step, of float32."""
+    p = params(name)
+    return p, CATALOGUE[name].make().init(p)
+
+
+@functools.cache
+def reference(name):
+    """The run with which those in other settings are compared: steps from the start."""
+    return runner(name)(start(name), grads(STEPS, name))
 
 
 def avals(tree):
@@ -183,10 +196,43 @@ def test_catalogue_holds_every_public_transformation():
 def test_scan_keeps_shapes_types_and_structure(name):
     """lax.scan refuses a step that changes the shapes or types of its state, and would trace again
     where only a weak type changed: `runner` looks at that."""
-    carry = params(name), CATALOGUE[name].make().init(params(name))
-    (after, _), updates = runner(name).eval_shape(carry, grads(STEPS, name))
+    (after, _), updates = runner(name).eval_shape(start(name), grads(STEPS, name))
     assert avals(after) == avals(params(name))
     assert avals(updates) == avals(grads(STEPS, name))
+
+
+@pytest.mark.quick(1)
+@some("accumulate", "apply_every", "dynamic_loss_scale", "lookahead", "sam")
+def test_counters_at_the_end_of_their_type_stay_there_or_begin_again(name):
+    """None becomes negative, so that a window would not end for two billion steps."""
+    last = np.int32(2**31 - 1)
+    is_count = lambda x: x.dtype == jnp.int32 and not x.shape  # noqa: E731
+    at_end = lambda x: jax.device_put(last) if is_count(x) else x  # noqa: E731
+    state = jax.tree.map(at_end, CATALOGUE[name].make().init(params(name)))
+    (p, after), _ = compiled(name, state=state)
+    assert all(x >= 0 for x in jax.tree.leaves(after) if is_count(x))
+    assert_finite(p)
+
+
+RATED = [
+    n for n in catalogue.optimizers() if "learning_rate" in gradtx.hyperparams(CATALOGUE[n].make())
+]
+# Decay beside the rate, parameters from the sum of gradients, a sphere, and rounding.
+RESTLESS = {"adafactor", "adagrad_da", "muown", "spectral_sphere"}
+
+
+@pytest.mark.quick(2)
+@some("adamw", "madgrad", of=RATED)
+def test_an_optimizer_rests_at_a_rate_of_0(name):
+    """A warm-up may begin there."""
+    tx = gradtx.replace(CATALOGUE[name].make(), learning_rate=array(0.0, jnp.float32))
+    p, gs = two(name), grads(2, name, of=two)
+    carry = p, tx.init(p)
+    for i in range(2):
+        with gradtx.eager_programs(False):
+            carry, _ = step(tx, carry, take(gs, i))
+    moved = any(np.any(np.asarray(carry[0][n]) != np.asarray(p[n])) for n in p)
+    assert name in RESTLESS or not moved
 
 
 @functools.cache
@@ -257,13 +303,13 @@ def test_compiled_equals_eager(name):
 
     Operation by operation, a further step compiles nothing, though JAX's loops and conditions get
     new functions (see gradtx.numerics.control): what is compiled for these is kept forever."""
-    tx, p, gs = CATALOGUE[name].make(), params(name), grads(STEPS, name)
-    carry, updates = uncompiled(tx, (p, tx.init(p)), gs)
+    tx, gs = CATALOGUE[name].make(), grads(STEPS, name)
+    carry, updates = uncompiled(tx, start(name), gs)
     seen = compilations()
     seen.clear()
     uncompiled(tx, carry, take(gs, slice(1)))
     assert not seen
-    carry_compiled, updates_compiled = compiled(name)
+    carry_compiled, updates_compiled = reference(name)
     for i in range(2):
         chex.assert_trees_all_close(take(updates_compiled, i), updates[i], rtol=2e-5, atol=1e-6)
     chex.assert_trees_all_close(numbers(carry_compiled), numbers(carry), rtol=2e-5, atol=1e-6)
@@ -315,7 +361,7 @@ def test_a_parameter_that_is_nan_reaches_only_the_slots_that_read_it(name):
     """An entry of the state reads the parameters if it changes when they do."""
     if name in COMPARES:
         pytest.skip("it reads all parameters")
-    (_, state), _ = compiled(name)
+    (_, state), _ = reference(name)
     others = [
         jax.tree.map(lambda p, k=k: jax.device_put(k * np.asarray(p) + k), params(name))
         for k in (-0.5, 3.0)
@@ -370,7 +416,7 @@ def test_low_precision_is_single_precision_rounded(name, dtype):
 @pytest.mark.slow
 @whole
 def test_double_precision(name):
-    _, single = compiled(name)
+    _, single = reference(name)
     with jax.enable_x64(True):
         gs = cast(grads(STEPS, name), jnp.float64)
         _, double = compiled(name, cast(params(name), jnp.float64), gs)
@@ -453,7 +499,7 @@ def test_leaf_without_gradient_or_parameter(name):
     if str(run.trace((q, init(q)), hs).jaxpr) == str(run.trace((p, init(p)), gs).jaxpr):
         return
     (new, _), updates = compiled(name, q, hs)
-    (want, _), want_updates = compiled(name)
+    (want, _), want_updates = reference(name)
     frozen = {"frozen": None}
     chex.assert_trees_all_close(new, {**want, **frozen}, rtol=1e-5, atol=1e-6)
     chex.assert_trees_all_close(updates, {**want_updates, **frozen}, rtol=1e-5, atol=1e-6)
@@ -533,7 +579,7 @@ def test_config_round_trip(name):
 def test_state_round_trip(name):
     """A state survives as named arrays, and a run goes on from it with the same bits."""
     run, gs = runner(name), grads(STEPS, name)
-    (p, state), _ = compiled(name)
+    (p, state), _ = reference(name)
     leaves, treedef = jax.tree.flatten(state)
     # Where they were, which is the host's memory for those of `offload`.
     named = [jax.device_put(_through_numpy(x), x.sharding) for x in leaves]
@@ -620,12 +666,11 @@ def test_zero_gradients_give_finite_steps(name, dtype):
 
 @some("dynamic_loss_scale")
 def test_a_long_time_without_gradients_leaves_the_state_finite(name):
-    run, p = runner(name), params(name)
-    state = start = CATALOGUE[name].make().init(p)
+    run, (p, state) = runner(name), start(name)
     gs = jax.tree.map(lambda x: array(np.zeros(x.shape), x.dtype), grads(STEPS, name))
     for _ in range(600 // STEPS):
         (_, state), _ = run((p, state), gs)
-    for before, after in zip(jax.tree.leaves(start), jax.tree.leaves(state), strict=True):
+    for before, after in zip(*map(jax.tree.leaves, (start(name)[1], state)), strict=True):
         if jnp.issubdtype(after.dtype, jnp.inexact):
             assert np.all(np.isfinite(after) | ~np.isfinite(before))
 
@@ -633,8 +678,7 @@ def test_a_long_time_without_gradients_leaves_the_state_finite(name):
 @sample
 def test_a_new_state_can_be_donated(name):
     """No buffer is in it twice, and none is a parameter's."""
-    p = params(name)
-    leaves = jax.tree.leaves((p, CATALOGUE[name].make().init(p)))
+    leaves = jax.tree.leaves(start(name))
     arrays = [x for x in leaves if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and x.size]
     pointers = [x.unsafe_buffer_pointer() for x in arrays]
     assert len(set(pointers)) == len(pointers)
@@ -718,8 +762,7 @@ def test_bad_arguments_are_refused(name):
 
 @sample
 def test_another_tree_is_refused(name):
-    tx = CATALOGUE[name].make()
-    state = tx.init(params(name))
+    tx, (_, state) = CATALOGUE[name].make(), start(name)
     with pytest.raises((ValueError, TypeError)):
         gradtx.apply_gradients(tx, {"b": params(name)["b"]}, params(name), state)
     wrong = {**params(name), "w": jnp.ones((2, 3))}
@@ -729,8 +772,7 @@ def test_another_tree_is_refused(name):
 
 @sample
 def test_slots_are_named_and_described(name):
-    tx = CATALOGUE[name].make()
-    state = tx.init(params(name))
+    tx, (_, state) = CATALOGUE[name].make(), start(name)
     names = gradtx.slot_names(state)
     for slot in names:
         tree = gradtx.get_slot(state, slot)
@@ -746,7 +788,7 @@ def test_slots_are_named_and_described(name):
 @sample
 def test_parameters_to_evaluate_are_like_the_parameters(name):
     """The parameters themselves, unless the state holds an average."""
-    (p, state), _ = compiled(name)
+    (p, state), _ = reference(name)
     found = gradtx.eval_params(CATALOGUE[name].make(), state, p)
     assert avals(found) == avals(p)
     assert_finite(found)
@@ -817,7 +859,7 @@ def test_a_huge_gradient_loses_no_entry(name):
     gs = grads(STEPS, name)
     gs["w"] = put(gs["w"], (1, 0, 1), 1e30)
     gs["b"] = put(gs["b"], (1, 0), -1e30)
-    carry, updates = compiled(name, gs=gs)
+    carry, updates = runner(name)(start(name), gs)
     (p, _), later = runner(name)(carry, grads(STEPS, name, seed=2))
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((p, updates, later)))
 

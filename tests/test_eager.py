@@ -1,5 +1,7 @@
 """Outside of jit: one program for many leaves, the same numbers and errors, and no user code."""
 
+# Sees mutants of: apply.
+
 import functools
 import subprocess
 import sys

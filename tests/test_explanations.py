@@ -1,5 +1,7 @@
 """Arguments of a step that were mixed up: the error says which they are and what to do."""
 
+# Sees mutants of: apply, expansion.
+
 from typing import Any, NamedTuple
 
 import jax

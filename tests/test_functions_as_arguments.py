@@ -1,5 +1,7 @@
 """A number, or a function of other arguments, where a function is wanted is refused when built."""
 
+# Sees mutants of: checks.
+
 import math
 
 import pytest

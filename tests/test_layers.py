@@ -25,6 +25,12 @@ LAYERS = (
 )
 
 
+def test_the_design_draws_every_layer():
+    picture = (ROOT.parent / "docs" / "making" / "layers.html").read_text()
+    drawn = re.findall('class="middle code"[^>]*>([^<]*)<', picture)
+    assert sorted(" ".join(drawn).split()) == sorted(LAYERS)
+
+
 def layer(module):
     return LAYERS.index(module.split(".")[1])
 

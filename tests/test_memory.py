@@ -17,7 +17,7 @@ pytestmark = pytest.mark.compiled
 LEAF = 4 * math.prod(SHAPE)
 
 # How many arrays of a leaf's size a step stores on one leaf and on three; the others store none.
-# docs/design.md says why. Where Optax has the optimizer too, it stores as many or more.
+# docs/compiler.md says why. Where Optax has the optimizer too, it stores as many or more.
 STORED = {
     "apply_if_finite, adam": (1, 3),
     "cautious decay, adam": (1, 3),
@@ -71,7 +71,7 @@ def test_what_a_step_stores(label, leaves):
     small = LEAF // 200 * leaves if label in ROWS else 1024 * (1 + leaves)
     ours, *theirs = libraries(KNOWN[label])
     stored = temporary(ours, leaves)
-    # What is listed must be there, so that the list, and docs/design.md, do not fall behind.
+    # What is listed must be there, so that the list, and docs/compiler.md, do not fall behind.
     assert (most - 1) * LEAF < stored <= most * LEAF + small
     if most or label in ROWS:  # elsewhere there is nothing to compare
         assert all(stored <= temporary(library, leaves) + 1024 for library in theirs)

@@ -1,5 +1,7 @@
 """The command that moves a code base: what it changes, and that the page says the same."""
 
+# Sees mutants of: resharding.
+
 import re
 from pathlib import Path
 

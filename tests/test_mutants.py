@@ -35,6 +35,14 @@ def test_what_is_listed_is_a_mutant():
     assert mutants.same() - made == set()
 
 
+def test_the_modules_that_test_files_name_are_there():
+    named = {mutants.place(module)[-1] for module in mutants.modules([])}
+    sources = [path.read_text() for path in (mutants.ROOT / "gradtx").rglob("*.py")]
+    parts = [text for text in mutants.said() if text not in named]
+    assert [text for text in parts if not any(text in source for source in sources)] == []
+    assert not [text for text in parts if text.isidentifier()]
+
+
 def test_the_record_of_the_run_has_its_form():
     known = mutants.modules([])
     for module, entry in mutants.recorded().items():
@@ -98,6 +106,7 @@ def test_a_module_whose_tests_fail_afterwards_is_not_recorded(tmp_path, monkeypa
     assert mutants.recorded() == {}
 
 
+@pytest.mark.slow
 def test_a_trial_heeds_the_warnings_that_a_test_ignores(tmp_path):
     """Such a test would fail without a mutant, and tell nothing of any."""
 

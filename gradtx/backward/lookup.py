@@ -189,7 +189,11 @@ def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
 
 
 def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
-    """The look-ups in `jaxpr`, in order; `whole` collects other uses of parameters."""
+    """The look-ups in `jaxpr`, in order; `whole` collects other uses of parameters.
+
+    This is not a lattice of :mod:`gradtx.programs.dataflow`: it enters what `_run` rewrites, in the
+    order in which `_run` does.
+    """
     known, found = dict(known), []
 
     def use(by: str, inputs: Iterable[_Parameter | None]) -> None:

@@ -6,7 +6,6 @@ would, and backwards in a loop of ours: each turn pulls the cotangents back thro
 hands the gradients of that layer to whoever uses them.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -19,13 +18,18 @@ from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from gradtx.backward.lookup import take_p
 from gradtx.numerics import cast
 from gradtx.numerics.compiler_hints import delay
+from gradtx.programs.dataflow import known_of_all
+from gradtx.programs.derivatives import Active, is_inexact
 from gradtx.programs.interpreter import (
+    called,
     inner_jaxprs,
     interpret,
     is_in,
     needed,
     read,
+    runs,
     scan_sizes,
+    uses,
     variables,
 )
 from gradtx.programs.tracing import is_tracer
@@ -51,11 +55,13 @@ class Stage:
     """A scan over stacked parameters.
 
     Attributes:
+        index: that of its equation in the program.
         eqn: its equation.
         length: how many layers it has.
         stacks: the parameters.
     """
 
+    index: int
     eqn: Any
     length: int
     stacks: list[ScannedStack]
@@ -81,39 +87,49 @@ class Loops:
     def __init__(self, function: Callable[..., list[Any]], leaves: Sequence[Any]) -> None:
         nested = jax.make_jaxpr(function)(*leaves)
         closed = jax.make_jaxpr(lambda *args: _inlined(nested, args))(*leaves)
-        self.jaxpr, self.consts = closed.jaxpr, closed.consts
-        used = needed(self.jaxpr, variables(self.jaxpr.outvars), effects=True)
-        self.eqns = list(itertools.compress(self.jaxpr.eqns, used))
-        self.looks_up = any(map(_looks_up, self.eqns))
+        eqns = needed(closed.jaxpr, variables(closed.jaxpr.outvars), effects=True)
+        self.jaxpr = closed.jaxpr.replace(eqns=eqns)
+        self.closed = ClosedJaxpr(self.jaxpr, closed.consts)
+        self.uses = uses(eqns)
+        self.looks_up = runs(self.jaxpr, take_p)
         self.why_not: dict[int, str] = {}
         self.stages = self._find()
 
     def _find(self) -> list[Stage]:
-        origin = {v: (leaf, v.aval.dtype) for leaf, v in enumerate(self.jaxpr.invars)}
-        uses: dict[int, list[tuple[Any, int]]] = {i: [] for i in range(len(self.jaxpr.invars))}
-        for eqn in self.eqns:
-            read = [(at, v) for at, v in enumerate(eqn.invars) if is_in(v, origin)]
-            if eqn.primitive is convert_element_type_p and read and _inexact(eqn.outvars[0]):
-                leaf, dtype = origin[eqn.invars[0]]
-                # One cast becomes that of each layer. A second rounds what the first has rounded.
-                if dtype == self.jaxpr.invars[leaf].aval.dtype:
-                    origin[eqn.outvars[0]] = (leaf, eqn.outvars[0].aval.dtype)
-                    continue
-            for at, v in read:
-                uses[origin[v][0]].append((eqn, at))
-        returned = {origin[v][0] for v in self.jaxpr.outvars if is_in(v, origin)}
         found: dict[int, Stage] = {}
-        for leaf, users in uses.items():
-            why = _unfit(users, leaf in returned)
+        returned = set(variables(self.jaxpr.outvars))
+        for leaf, v in enumerate(self.jaxpr.invars):
+            names = [v]
+            users = sorted(self._readers(v, names))
+            why = _unfit(
+                [(self.jaxpr.eqns[i], at) for i, at in users], not returned.isdisjoint(names)
+            )
             if why is not None:
                 self.why_not[leaf] = why
                 continue
-            ((eqn, at),) = users
-            first = sum(scan_sizes(eqn))
-            stage = found.setdefault(id(eqn), Stage(eqn, eqn.params["length"], []))
-            stage.stacks.append(ScannedStack(leaf, at - first, origin[eqn.invars[at]][1]))
-        order = {id(eqn): i for i, eqn in enumerate(self.eqns)}
-        return [found[k] for k in sorted(found, key=order.__getitem__)]
+            ((index, at),) = users
+            eqn = self.jaxpr.eqns[index]
+            stage = found.setdefault(index, Stage(index, eqn, eqn.params["length"], []))
+            dtype = eqn.invars[at].aval.dtype
+            stage.stacks.append(ScannedStack(leaf, at - _first(stage), dtype))
+        return [found[index] for index in sorted(found)]
+
+    def _readers(self, v: Any, names: list[Any]) -> list[tuple[int, int]]:
+        """The equations that read a parameter, as it is or cast, and where among their inputs.
+
+        One cast becomes that of each layer. A second rounds what the first has rounded. `names`
+        collects the variables of casts, after that of the parameter.
+        """
+        users = []
+        for i, at in self.uses.read.get(v, ()):
+            eqn = self.jaxpr.eqns[i]
+            is_first = v.aval.dtype == names[0].aval.dtype
+            if is_first and eqn.primitive is convert_element_type_p and is_inexact(eqn.outvars[0]):
+                names += eqn.outvars
+                users += self._readers(eqn.outvars[0], names)
+            else:
+                users.append((i, at))
+        return users
 
     def keep(self, chosen: Callable[[int], bool]) -> None:
         """Let scans update only the chosen leaves; a scan without any is an ordinary one."""
@@ -126,28 +142,16 @@ class Loops:
         return _forward(self, leaves)
 
 
-def _inexact(v: Any) -> bool:
-    return jnp.issubdtype(v.aval.dtype, jnp.inexact)
-
-
-def _looks_up(eqn: Any) -> bool:
-    within = (e for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns)
-    return eqn.primitive is take_p or any(map(_looks_up, within))
-
-
-def _has_scan(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive is scan_p or (eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr))
-        for eqn in jaxpr.eqns
-    )
+def _calls(eqn: Any) -> bool:
+    return eqn.primitive is jit_p
 
 
 def _inlined(program: Any, args: Sequence[Any]) -> list[Any]:
     """The results of a program in which calls of compiled functions with scans are inlined."""
 
     def compute(eqn: Any, inputs: list[Any]) -> list[Any] | None:
-        inlines = eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr)
-        return _inlined(eqn.params["jaxpr"], inputs) if inlines else None
+        inlines = _calls(eqn) and runs(called(eqn).jaxpr, scan_p, _calls)
+        return _inlined(called(eqn), inputs) if inlines else None
 
     return interpret(program, args, compute)
 
@@ -163,7 +167,7 @@ def _unfit(users: list[tuple[Any, int]], returned: bool) -> str | None:
     if len(users) > 1:
         return f"it is read more than once, by {' and '.join(names)}"
     if eqn.primitive is not scan_p:
-        within = any(e.primitive is scan_p for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns)
+        within = any(runs(jaxpr, scan_p) for jaxpr in inner_jaxprs(eqn))
         return f"it is read {'inside of' if within else 'by'} {names[0]}, not by a scan of the loss"
     if at < sum(scan_sizes(eqn)):
         return "every layer of a scan reads all of it"
@@ -228,32 +232,30 @@ def _add(cotangents: dict[Any, Any], v: Any, x: Any) -> None:
 
 def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     jaxpr = loops.jaxpr
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.consts, *leaves], strict=True))
-    active = {v for v in jaxpr.invars if _inexact(v)}
-    stages = {id(stage.eqn): stage for stage in loops.stages}
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.closed.consts, *leaves], strict=True))
+    reached = known_of_all(loops.closed, list(map(is_inexact, jaxpr.invars)), Active())
+    active = {v for v, yes in reached.items() if yes}
+    casts = _own_casts(loops)
     made = Backward(loops, leaves)
-    cuts = [i for i, eqn in enumerate(loops.eqns) if id(eqn) in stages]
-    for begin, end in zip([0, *(i + 1 for i in cuts)], [*cuts, len(loops.eqns)], strict=True):
-        later = [v for eqn in loops.eqns[end:] for v in eqn.invars] + list(jaxpr.outvars)
-        between = loops.eqns[begin:end]
-        casts = _own_casts(between, loops.stages)
-        made.parts.append(
-            _between(jaxpr, [e for e in between if id(e) not in casts], later, env, active)
-        )
-        if end < len(loops.eqns):
-            made.parts.append(_Scanned(loops, stages[id(loops.eqns[end])], env, active))
+    begin = 0
+    for stage in loops.stages:
+        made.parts.append(_between(loops, begin, stage.index, casts, env, active))
+        made.parts.append(_Scanned(loops, stage, env, active))
+        begin = stage.index + 1
+    made.parts.append(_between(loops, begin, len(jaxpr.eqns), casts, env, active))
     made.results = read(env, jaxpr.outvars)
     return made
 
 
-def _own_casts(eqns: Sequence[Any], stages: Sequence[Stage]) -> set[int]:
-    """The ids of equations that cast stacked parameters, which a scan casts layer by layer."""
-    read = {stage.eqn.invars[_first(stage) + s.at] for stage in stages for s in stage.stacks}
+def _own_casts(loops: Loops) -> set[int]:
+    """The indices of equations that cast stacked parameters, which a scan casts layer by layer."""
     found = set()
-    for eqn in reversed(eqns):
-        if eqn.primitive is convert_element_type_p and eqn.outvars[0] in read:
-            found.add(id(eqn))
-            read.add(eqn.invars[0])
+    for stage in loops.stages:
+        for stack in stage.stacks:
+            v = stage.eqn.invars[_first(stage) + stack.at]
+            while v in loops.uses.computed:
+                found.add(loops.uses.computed[v])
+                v = loops.jaxpr.eqns[loops.uses.computed[v]].invars[0]
     return found
 
 
@@ -262,25 +264,27 @@ def _first(stage: Stage) -> int:
 
 
 def _between(
-    jaxpr: Any, eqns: Sequence[Any], later: Sequence[Any], env: dict[Any, Any], active: set[Any]
+    loops: Loops, begin: int, end: int, casts: set[int], env: dict[Any, Any], active: set[Any]
 ) -> Callable[[dict[Any, Any]], None]:
     """Run equations between scans; return a function that adds their inputs' cotangents."""
-    for eqn in eqns:
-        if any(is_in(v, active) for v in eqn.invars):
-            active.update(filter(_inexact, eqn.outvars))
-    wanted = set(variables(later))
-    ins = [v for v in dict.fromkeys(v for e in eqns for v in variables(e.invars)) if v in env]
-    outs = [v for e in eqns for v in e.outvars if v in wanted]
+    jaxpr, returned = loops.jaxpr, set(variables(loops.jaxpr.outvars))
+
+    def is_wanted(v: Any) -> bool:
+        return v in returned or any(i >= end for i, _ in loops.uses.read.get(v, ()))
+
+    eqns = [eqn for i, eqn in enumerate(jaxpr.eqns[begin:end], begin) if i not in casts]
+    computed, inputs = uses(eqns)
+    ins = [v for v in inputs if v in env]
+    outs = list(filter(is_wanted, computed))
     # What is also read later is passed through, so that cotangents are added in JAX's order.
     differentiated = [v for v in ins if v in active]
-    passed = [v for v in differentiated if v in wanted]
+    passed = list(filter(is_wanted, differentiated))
     live, still = [v for v in outs if v in active], [v for v in outs if v not in active]
     part = jaxpr.replace(
         constvars=[],
         invars=ins,
         outvars=[*live, *passed, *still],
-        eqns=list(eqns),
-        effects=set().union(*(e.effects for e in eqns)),
+        eqns=eqns,
     )
     run = jaxpr_as_fun(ClosedJaxpr(part, []))
 
@@ -324,8 +328,11 @@ class _Scanned:
                 for at, v in enumerate(eqn.invars)
             ],
         )
-        active_in = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
-        self.live, self.live_out = _flowing(eqn, active_in)
+        self.live = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
+        self.live_out = [v in active for v in eqn.outvars]
+        # A carry is active at every turn if it is at one.
+        carries = slice(self.consts_end, self.first)
+        self.live[carries] = self.live_out[: self.first - self.consts_end]
         self.order = {name: eqn.params[name] for name in ("reverse", "unroll")}
         run = jaxpr_as_fun(eqn.params["jaxpr"])
         consts, carry, xs = self._split(self.inputs)
@@ -353,7 +360,6 @@ class _Scanned:
         each = jnp.arange(stage.length), xs
         last, (ys, self.saved) = jax.lax.scan(body, carry, each, length=stage.length, **self.order)
         env.update(zip(eqn.outvars, [*last, *ys], strict=True))
-        active.update(_parted(eqn.outvars, self.live_out)[0])
 
     def _split(self, of_inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """A list, with an entry for each input, cut into constants, carries and scanned inputs."""
@@ -436,24 +442,6 @@ def _in_turn(turn: Array, x: Array) -> Array:
         %convert.2 = bf16[24,1024,4096] convert(%p__a__.1)
     """
     return delay(x, after=turn.astype(jnp.float32), on="tpu")
-
-
-def _flowing(eqn: Any, live: Sequence[bool]) -> tuple[list[bool], list[bool]]:
-    """For each input and result of a scan, whether it has a derivative, given `live` inputs."""
-    jaxpr, (consts, carries) = eqn.params["jaxpr"].jaxpr, scan_sizes(eqn)
-    live = list(live)
-    while True:
-        active = set(_parted(jaxpr.invars, live)[0])
-        for inner in jaxpr.eqns:
-            if any(is_in(v, active) for v in inner.invars):
-                active.update(filter(_inexact, inner.outvars))
-        out = [is_in(v, active) for v in jaxpr.outvars]
-        again = list(live)
-        for i in range(carries):
-            again[consts + i] = out[i] = live[consts + i] or out[i]
-        if again == live:
-            return live, out
-        live = again
 
 
 def _parted(items: Iterable[Any], yes: Sequence[bool]) -> tuple[list[Any], list[Any]]:

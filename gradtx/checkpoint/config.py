@@ -152,10 +152,10 @@ def from_config(
             f"{config.get('gradtx')!r:.80}"
         )
     inner = {key: value for key, value in config.items() if key != "gradtx"}
-    made = _decode(inner, dict(custom_objects or {}), "config", 0)
-    if not isinstance(made, Declared):
+    declared = _decode(inner, dict(custom_objects or {}), "config", 0)
+    if not isinstance(declared, Declared):
         raise ValueError("the configuration describes no transformation")
-    return made  # type: ignore[return-value]
+    return declared  # type: ignore[return-value]
 
 
 def check_depth(where: str, value: Any) -> None:
@@ -200,12 +200,12 @@ def _find_function(name: str) -> Callable[..., Any] | None:
     if place not in _PLACES or last.startswith("_"):
         return None
     home = operator.attrgetter(place)(gradtx) if place else gradtx
-    found = getattr(home, last, None) if place or last in gradtx.__all__ else None
-    if not inspect.isfunction(found):
+    function = getattr(home, last, None) if place or last in gradtx.__all__ else None
+    if not inspect.isfunction(function):
         return None
-    named = place or hasattr(found, "builder")
+    named = place or hasattr(function, "builder")
     homes = (f"gradtx.{place}",) if named else _COMPUTING
-    return found if found.__module__.startswith(homes) else None
+    return function if function.__module__.startswith(homes) else None
 
 
 # Where there are functions that a configuration may name, besides the top level.
@@ -373,9 +373,9 @@ def _dict(content: Any, custom: Any, where: str, depth: int) -> dict[Any, Any]:
 
 def _object(content: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
     if isinstance(content, str) and content not in custom:
-        found = _find_function(content)
-        if found is not None:
-            return found
+        function = _find_function(content)
+        if function is not None:
+            return function
     if not isinstance(content, str) or content not in custom:
         raise ValueError(
             f"{where}: the object {content!r:.80} is not known; pass it in custom_objects"

@@ -150,8 +150,8 @@ def _write_orbax(path: Path, arrays: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _opened_orbax(path: Path) -> Iterator[Held]:
     with _orbax() as (orbax, checkpointer):
-        found = checkpointer.metadata(path.absolute())
-        tree = getattr(found, "item_metadata", found)
+        metadata = checkpointer.metadata(path.absolute())
+        tree = getattr(metadata, "item_metadata", metadata)
         sizes = {name: _size(array) for name, array in getattr(tree, "tree", tree).items()}
         left, read = sorted(sizes), dict[str, np.ndarray]()
         # Of all together there would be two copies at a time; each call takes a while.
@@ -163,7 +163,7 @@ def _opened_orbax(path: Path) -> Iterator[Held]:
                 some = list(_beginning(left[left.index(name) :], sizes, most))
                 as_numpy = {n: orbax.RestoreArgs(restore_type=np.ndarray) for n in some}
                 try:
-                    found = checkpointer.restore(
+                    restored = checkpointer.restore(
                         path.absolute(),
                         item=dict.fromkeys(some, 0),
                         restore_args=as_numpy,
@@ -171,8 +171,8 @@ def _opened_orbax(path: Path) -> Iterator[Held]:
                     )
                 except Exception as error:
                     raise ValueError(f"the entry {name!r:.80}: {error}") from error
-                read.update(found)
-                left[:] = [n for n in left if n not in found]
+                read.update(restored)
+                left[:] = [n for n in left if n not in restored]
             return read.pop(name)
 
         yield Held(list(sizes), take)
@@ -273,17 +273,17 @@ def opened(path: Path, form: Form) -> Iterator[Held]:
         ValueError: they cannot be read; so does reading one of them.
     """
     # Between the two renamings of a directory the old one is still there.
-    found = path if path.exists() else _old(path)
-    if not found.exists():
+    source = path if path.exists() else _old(path)
+    if not source.exists():
         raise FileNotFoundError(f"there is no checkpoint {str(path)!r}")
     with contextlib.ExitStack() as stack:
         try:
-            held = stack.enter_context(form.opened(found))
+            arrays = stack.enter_context(form.opened(source))
         except ImportError:
             raise
         except Exception as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        yield held
+        yield arrays
 
 
 def check_files(where: str, path: Path, form: Form) -> None:

@@ -40,11 +40,11 @@ def gathered(flat: Mapping[str, Any], header: Mapping[str, Any], version: int) -
     Raises:
         ValueError: a slot's parts are missing, do not fit its codec, or can no longer be read.
     """
-    found = dict(flat)
+    entries = dict(flat)
     for path, said in header.items():
         like = _like(path, said)
         names = [name for name, _ in parts_of(path, like)]
-        parts = [found.pop(name, None) for name in names]
+        parts = [entries.pop(name, None) for name in names]
         for name, want, part in zip(names, jax.tree.leaves(like), parts, strict=True):
             if part is None:
                 raise ValueError(f"the state dict has no {name!r}, a part of an encoded slot")
@@ -55,8 +55,8 @@ def gathered(flat: Mapping[str, Any], header: Mapping[str, Any], version: int) -
                 )
         structure: Any = jax.tree.structure(like)
         slot = structure.unflatten(parts)
-        found[path] = slot if version >= HALVES else _from_neighbours(path, slot)
-    return found
+        entries[path] = slot if version >= HALVES else _from_neighbours(path, slot)
+    return entries
 
 
 def _from_neighbours(path: str, slot: Encoded) -> Encoded:

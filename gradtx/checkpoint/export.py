@@ -69,7 +69,7 @@ def _register(kind: type) -> None:
         export.register_pytree_node_serialization(
             kind,
             serialized_name=name,
-            serialize_auxdata=lambda kept: json.dumps(kept, default=str).encode(),
+            serialize_auxdata=lambda auxdata: json.dumps(auxdata, default=str).encode(),
             deserialize_auxdata=lambda data: read(json.loads(data)),
         )
         return

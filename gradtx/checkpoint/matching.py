@@ -91,13 +91,13 @@ def saved_names(state: State, saved: Iterable[str]) -> dict[str, str]:
     """
     known = set(saved)
     names = known | {name[:i] for name in known for i, c in enumerate(name) if c == "/"}
-    found = {}
+    renamed = {}
     for path, name in _by_place(state, "", "", names):
         inside = _join(name, _CONTENT)
         name = inside if name not in known and inside in known else name
         if path not in known and name in known:
-            found[path] = name
-    return found
+            renamed[path] = name
+    return renamed
 
 
 def _by_place(node: Any, path: str, name: str, names: set[str]) -> Iterator[tuple[str, str]]:
@@ -123,17 +123,17 @@ def nodes(state: State, empty: bool = False) -> list[Node]:
         state: the state.
         empty: also list arrays without entries, which are not written.
     """
-    found: dict[int, Node] = {}
+    owners: dict[int, Node] = {}
     for path, leaf, owner, in_slot in _walk(state, "", Node("", ""), False):
         if is_empty(leaf) and not empty:
             continue
-        found[id(owner)] = owner
+        owners[id(owner)] = owner
         name = path[len(owner.prefix) :].lstrip("/")
         owner.leaves[name] = path
         # Other libraries' states do not say which leaves are slots; counters are integers.
         if in_slot or (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)):
             owner.slots.add(name)
-    return list(found.values())
+    return list(owners.values())
 
 
 class Match(NamedTuple):
@@ -194,7 +194,7 @@ def _ranked(
     """The pairs of nodes that may correspond, the likeliest first."""
     ranks = [_ranks(old), _ranks(new)]
     counts = [[node.kind for node in nodes] for nodes in (old, new)]
-    found = []
+    ranked = []
     for (i, before), (j, after) in itertools.product(enumerate(old), enumerate(new)):
         common = before.leaves.keys() & after.slots
         alike = before.kind == after.kind
@@ -211,9 +211,9 @@ def _ranked(
         else:
             distance = int(before.prefix != after.prefix)
         elsewhere = not (before.by_path and before.prefix == after.prefix)
-        found.append(((elsewhere, not alike, -len(fitting), distance, i, j), before, after))
-    found.sort(key=lambda entry: entry[0])
-    return [(before, after) for _, before, after in found]
+        ranked.append(((elsewhere, not alike, -len(fitting), distance, i, j), before, after))
+    ranked.sort(key=lambda entry: entry[0])
+    return [(before, after) for _, before, after in ranked]
 
 
 def _ranks(nodes: list[Node]) -> list[int]:
@@ -272,5 +272,5 @@ def form_of(array: Any) -> Any:
 
 def shown(array: Any) -> str:
     """The type of an array, or its codec, and its shape, for a message."""
-    kept = array.codec.name if is_encoded(array) else array.dtype
-    return f"{kept}{list(np.shape(array))}"
+    form = array.codec.name if is_encoded(array) else array.dtype
+    return f"{form}{list(np.shape(array))}"

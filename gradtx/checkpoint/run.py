@@ -6,7 +6,7 @@ import json
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,12 @@ from gradtx.checkpoint.state_dict import (
     checksum_of_header,
     described_state,
     header_array,
-    listed,
     trained_leaves,
 )
+from gradtx.checkpoint.templates import like, listed, named
 from gradtx.core.pair import GradientTransformation
 from gradtx.leaves.packed import packed_like, unpack
-from gradtx.leaves.paths import path_string, select, with_paths
+from gradtx.leaves.paths import select
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import Params, PyTree, State
 
@@ -133,9 +133,9 @@ def save_checkpoint(
     flat, described = ({}, None) if state is None else described_state(state, None)
     trained = None if state is None or tx is None else trained_leaves(tx, params, state)
     leaves = [
-        *_named("params", unpack(params)),
-        *_named("keys", keys),
-        *_named("model_state", model_state),
+        *named("params", unpack(params)),
+        *named("keys", keys),
+        *named("model_state", model_state),
         *((f"state/{name}", x) for name, x in flat.items()),
     ]
     names = [name for name, _ in leaves]
@@ -180,8 +180,9 @@ def load_checkpoint(
         tx: the transformation to continue with, perhaps another one (see :func:`load_state_dict`);
             that of the saved configuration by default.
         params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
-            are to have: a leaf with a `NamedSharding` gets it. Without this, they come as nested
-            dicts by their paths, without empty containers.
+            are to have: a leaf with a `NamedSharding` gets it, and one that was put on a device
+            (``jax.device_put(x, device)``) gets that, with the state. Without this, they come as
+            nested dicts by their paths, without empty containers.
         state: a state of which the loaded one takes the types of its containers, where a library
             has its own, such as ``opt_state`` of ``nnx.Optimizer``.
         keys: for the saved `keys` what `params` is for the parameters.
@@ -207,6 +208,7 @@ def load_checkpoint(
         run = load_checkpoint(path, params=params, state=optimizer.opt_state, model_state=rest)
         nnx.update(model, run.params, run.model_state)
         optimizer.opt_state = run.state
+        optimizer.step[...] = run.step  # nnx's own count
 
     >>> import gradtx, tempfile
     >>> path, tx = f"{tempfile.mkdtemp()}/run.npz", gradtx.adam(1e-3)
@@ -219,14 +221,14 @@ def load_checkpoint(
     where = container.form_of(path, form)
     container.check_files("load_checkpoint", path, where)
     try:
-        with container.opened(path, where) as held:
-            header, entries = _header(held)
-            found = _checked(held, entries)
+        with container.opened(path, where) as arrays:
+            header, entries = _header(arrays)
+            leaves = _checked(arrays, entries)
     except ValueError as error:
         raise ValueError(f"load_checkpoint: {str(path)!r} is damaged: {error}") from error
-    new_params = packed_like(_restored("params", found, entries, unpack(params)), params)
-    new_keys = _restored("keys", found, entries, keys)
-    new_rest = _restored("model_state", found, entries, model_state)
+    new_params = packed_like(_restored("params", leaves, entries, unpack(params)), params)
+    new_keys = _restored("keys", leaves, entries, keys)
+    new_rest = _restored("model_state", leaves, entries, model_state)
     if tx is None and header["config"] is not None:
         tx = from_config(header["config"], custom_objects)
     new_state = None
@@ -235,14 +237,14 @@ def load_checkpoint(
             raise ValueError(
                 "load_checkpoint: no configuration was saved beside the state: give tx"
             )
-        flat = {k.removeprefix("state/"): found.pop(k) for k in list(found)}
+        flat = {k.removeprefix("state/"): leaves.pop(k) for k in list(leaves)}
         of = new_params
         if header.get("trained") is not None:
             trained = frozenset(header["trained"])
             of = select(new_params, lambda at, _: at in trained)
         new_state = adopt_state(tx, of, flat, strict)
         if state is not None:
-            new_state = _like("state", dict(_named("state", new_state)), state)
+            new_state = like("load_checkpoint", "state", dict(named("state", new_state)), state)
     return Checkpoint(new_params, new_state, tx, header["step"], new_keys, new_rest)
 
 
@@ -256,11 +258,6 @@ def _check_name(name: str, where: container.Form) -> None:
             f"save_checkpoint: the name {name!r:.60} is too long or has a zero byte in it, "
             "which .npz cannot keep; .safetensors can"
         )
-
-
-def _named(root: str, tree: PyTree) -> Iterator[tuple[str, Any]]:
-    for path, leaf in with_paths(tree)[0]:
-        yield f"{root}/{path_string(path)}" if path else root, leaf
 
 
 class _Saved(NamedTuple):
@@ -358,10 +355,10 @@ def _as_bytes(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).ravel().view(np.uint8)
 
 
-def _header(held: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
-    if _HEADER not in held.names:
+def _header(arrays: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
+    if _HEADER not in arrays.names:
         raise ValueError("it was not written by save_checkpoint, or its header has no name")
-    written = held.take(_HEADER)
+    written = arrays.take(_HEADER)
     try:
         header = json.loads(np.asarray(written, np.uint8).tobytes())
         version, step = header["version"], header["step"]
@@ -382,7 +379,7 @@ def _header(held: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
     return header, entries
 
 
-def _checked(held: container.Held, entries: dict[str, _Entry]) -> dict[str, Any]:
+def _checked(arrays: container.Held, entries: dict[str, _Entry]) -> dict[str, Any]:
     """The leaves, one after another by their names, so that few at a time are in memory twice.
 
     Arrays of a type that JAX has not enabled stay NumPy's.
@@ -390,22 +387,22 @@ def _checked(held: container.Held, entries: dict[str, _Entry]) -> dict[str, Any]
     Raises:
         ValueError: one is missing, is not in the header, or is not what was written.
     """
-    names = set(held.names) - {_HEADER}
+    names = set(arrays.names) - {_HEADER}
     full = {name for name, entry in entries.items() if 0 not in entry.shape}
     problems: dict[str, set[str]] = {"missing": full - names, "unknown": names - full}
     _refuse(problems)
-    found, problems = {}, {"other bytes": set()}
+    leaves, problems = {}, {"other bytes": set()}
     for name, entry in sorted(entries.items()):
-        x = held.take(name) if name in full else np.zeros(entry.shape, entry.dtype)
+        x = arrays.take(name) if name in full else np.zeros(entry.shape, entry.dtype)
         if name in full and not _is(x, entry):
             problems["other bytes"].add(name)
             continue
         x = _typed(x, entry)
         is_jax = entry.kind not in ("numpy", "python")
-        found[name] = x if is_jax and not _is_enabled(entry.dtype) else _leaf(x, entry)
+        leaves[name] = x if is_jax and not _is_enabled(entry.dtype) else _leaf(x, entry)
         del x  # before the next one is read
     _refuse(problems)
-    return found
+    return leaves
 
 
 def _is_enabled(dtype: str) -> bool:
@@ -436,36 +433,17 @@ def _typed(x: Any, entry: _Entry) -> Any:
 
 
 def _restored(
-    root: str, found: dict[str, Any], entries: dict[str, _Entry], template: PyTree
+    root: str, leaves: dict[str, Any], entries: dict[str, _Entry], template: PyTree
 ) -> PyTree:
     saved = {
-        name: found.pop(name) for name in entries if name == root or name.startswith(f"{root}/")
+        name: leaves.pop(name) for name in entries if name == root or name.startswith(f"{root}/")
     }
     for name, x in saved.items():
         if isinstance(x, np.ndarray) and entries[name].kind not in ("numpy", "python"):
             raise ValueError(f"load_checkpoint: {name} is {x.dtype}: enable jax_enable_x64")
-    return _nested(root, saved) if template is None else _like(root, saved, template)
-
-
-def _like(root: str, saved: dict[str, Any], template: PyTree) -> PyTree:
-    """The saved leaves in a tree like `template`."""
-    wanted = dict(_named(root, template))
-    problems = {
-        "missing": wanted.keys() - saved.keys(),
-        "extra": saved.keys() - wanted.keys(),
-        "of another shape or type": {
-            name
-            for name in wanted.keys() & saved.keys()
-            if _form(saved[name]) != _form(wanted[name])
-        },
-    }
-    if any(problems.values()):
-        raise ValueError(
-            f"load_checkpoint: the saved {root} are not those of the tree that was given; "
-            + "; ".join(f"{k}: {listed(sorted(v))}" for k, v in problems.items() if v)
-        )
-    leaves = [_placed(saved[name], leaf) for name, leaf in wanted.items()]
-    return jax.tree.structure(template).unflatten(leaves)  # type: ignore[attr-defined]
+    return (
+        _nested(root, saved) if template is None else like("load_checkpoint", root, saved, template)
+    )
 
 
 def _leaf(x: Any, entry: _Entry) -> Any:
@@ -476,15 +454,6 @@ def _leaf(x: Any, entry: _Entry) -> Any:
     # Copied now, not when JAX finds the time: until then what was read is kept too.
     array = jax.block_until_ready(jnp.array(x, copy=True))
     return array if entry.kind == "jax" else jax.random.wrap_key_data(array, impl=entry.kind)
-
-
-def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
-    return np.shape(leaf), (leaf if hasattr(leaf, "dtype") else np.asarray(leaf)).dtype.name
-
-
-def _placed(x: Any, like: Any) -> Any:
-    where = getattr(like, "sharding", None)
-    return jax.device_put(x, where) if isinstance(where, jax.sharding.NamedSharding) else x
 
 
 def _nested(root: str, saved: dict[str, Any]) -> PyTree:

@@ -16,9 +16,11 @@ from gradtx.checkpoint import matching
 from gradtx.checkpoint.config import to_config
 from gradtx.checkpoint.encoded import gathered, parts_of, written
 from gradtx.checkpoint.matching import Node, form_of, is_empty, match
+from gradtx.checkpoint.templates import like as in_containers_of, listed, named
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
 from gradtx.leaves.packed import holds_packed, packed_like, unpack
 from gradtx.leaves.paths import select
+from gradtx.leaves.shardings import committed
 from gradtx.ownership.owned_slots import apart, in_stacks, is_owned
 from gradtx.programs.tracing import is_tracer
 from gradtx.storage import is_encoded
@@ -27,8 +29,6 @@ from gradtx.types.keys import is_key
 
 _HEADER = "gradtx"
 _VERSION = 5
-# So many paths are listed in a message.
-_SHOWN = 6
 
 
 def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[str, Array]:
@@ -104,11 +104,15 @@ def trained_leaves(
     nodes = matching.nodes(state, empty=True)
     slots = {name.partition("/")[2] for node in nodes for name in node.leaves}
     some = select(params, lambda path, _: path in slots)
-    if holds_packed(params) or _misfit(tx, some, state) is not None:
+    of_some = _misfit(tx, some, state)
+    if holds_packed(params) or of_some is not None:
+        if jax.tree.leaves(some):  # else it has no slots by which to know what was trained
+            problem = of_some or problem
         raise ValueError(
             "save_checkpoint: the state could not be loaded, since it is not one of this "
-            f"transformation and these parameters: {problem}. What else the model keeps goes into "
-            "model_state; without tx any state is saved"
+            f"transformation and these parameters: {problem}. The state of a step of make_step is "
+            "that of step.tx, with what gradients= or rounding_key= put around the optimizer; what "
+            "else the model keeps goes into model_state; without tx any state is saved"
         )
     return frozenset(slots)
 
@@ -124,11 +128,12 @@ def _misfit(tx: GradientTransformation, params: Params, state: State) -> str | N
     except (TypeError, ValueError) as error:
         return str(error)
     ours, theirs = (dict(_forms(_one_by_one(unpack(x)))) for x in (state, start))
-    for path in [*ours, *theirs]:
-        there, needed = ours.get(path, "not there"), theirs.get(path, "not there")
-        if there != needed:
-            return f"{path!r} is {there}, and would be {needed}"
-    return None
+    for path, there in ours.items():
+        if path not in theirs:
+            return f"it has {path!r}, {there}, for which these have no place"
+        if there != theirs[path]:
+            return f"{path!r} is {there}, and would be {theirs[path]}"
+    return next((f"it lacks {path!r}, {x}" for path, x in theirs.items() if path not in ours), None)
 
 
 def _forms(state: State) -> Iterator[tuple[str, str]]:
@@ -187,7 +192,12 @@ class StateMatch(NamedTuple):
 
 
 def load_state_dict(
-    tx: GradientTransformation, params: Params, flat: Mapping[str, Any], strict: bool = True
+    tx: GradientTransformation,
+    params: Params,
+    flat: Mapping[str, Any],
+    strict: bool = True,
+    *,
+    state: State = None,
 ) -> State:
     """The state of a transformation from what :func:`state_dict` returned.
 
@@ -206,9 +216,11 @@ def load_state_dict(
         flat: the arrays by path.
         strict: refuse if anything is missing, left over, changed in shape, type or kind, or not
             what was written, as after a bit flip in a file; otherwise warn.
+        state: as in :func:`match_state_dict`.
 
     Returns:
-        The state; the arguments stay unchanged.
+        The state, on the device of the parameters if they were put on one; the arguments stay
+        unchanged.
 
     Raises:
         ValueError: this was not written by :func:`state_dict`; nothing in it fits, as when it is of
@@ -222,7 +234,8 @@ def load_state_dict(
     >>> gradtx.slot_names(load_state_dict(tx, params, saved))
     ['mu', 'nu']
     """
-    return _strictly(match_state_dict(tx, params, flat), strict, stacklevel=3)
+    fit = match_state_dict(tx, params, flat, state=state)
+    return _strictly(fit, strict, stacklevel=3)
 
 
 def adopt_state(
@@ -233,22 +246,26 @@ def adopt_state(
     `flat` is emptied, one array after another, so that only one at a time is in memory twice.
     A warning is of the line that called the caller.
     """
-    return _strictly(_match(tx, params, flat, own=True), strict, stacklevel=4)
+    return _strictly(_match(tx, params, flat, adopted=True), strict, stacklevel=4)
 
 
-def _strictly(found: StateMatch, strict: bool, stacklevel: int) -> State:
-    if str(found):
+def _strictly(state_match: StateMatch, strict: bool, stacklevel: int) -> State:
+    if str(state_match):
         if strict:
             raise ValueError(
                 f"load_state_dict: the saved state is not one of this transformation and these "
-                f"parameters. {found}. With strict=False the rest is kept"
+                f"parameters. {state_match}. With strict=False the rest is kept"
             )
-        warnings.warn(f"load_state_dict: {found}", stacklevel=stacklevel)
-    return found.state
+        warnings.warn(f"load_state_dict: {state_match}", stacklevel=stacklevel)
+    return state_match.state
 
 
 def match_state_dict(
-    tx: GradientTransformation, params: Params, flat: Mapping[str, Any]
+    tx: GradientTransformation,
+    params: Params,
+    flat: Mapping[str, Any],
+    *,
+    state: State = None,
 ) -> StateMatch:
     """The result of :func:`load_state_dict` on a saved state, with a report.
 
@@ -256,12 +273,15 @@ def match_state_dict(
         tx: the transformation, perhaps another than the one that was saved.
         params: the parameters, for the shapes of what is new.
         flat: what :func:`state_dict` returned.
+        state: a state of `tx` whose types of containers the new one takes, where a library has its
+            own, such as ``opt_state`` of ``nnx.Optimizer``.
 
     States are matched by their class and their slots' names and parameters; if two fit equally
     well, their order decides, or their path if there are more of them than before.
 
     Raises:
-        ValueError: this was not written by :func:`state_dict`, or nothing in it fits.
+        ValueError: this was not written by :func:`state_dict`, nothing in it fits, or `state` is
+            not one of `tx` for these parameters.
         TypeError: an entry is not an array of numbers.
 
     >>> import gradtx
@@ -270,18 +290,23 @@ def match_state_dict(
     >>> match_state_dict(tx, jnp.ones(2), saved).missing
     ['0/count', '0/ema']
     """
-    return _match(tx, params, dict(flat) if isinstance(flat, Mapping) else flat, own=False)
+    flat = dict(flat) if isinstance(flat, Mapping) else flat
+    result = _match(tx, params, flat, adopted=False)
+    if state is None:
+        return result
+    leaves = dict(named("state", result.state))
+    return result._replace(state=in_containers_of("match_state_dict", "state", leaves, state))
 
 
 def _match(
-    tx: GradientTransformation, params: Params, given: dict[str, Any], own: bool
+    tx: GradientTransformation, params: Params, entries: dict[str, Any], adopted: bool
 ) -> StateMatch:
-    header = _header(given)
-    named = {k: typed(x, header["dtypes"].get(k)) for k, x in given.items() if k != _HEADER}
-    given.clear()
+    header = _header(entries)
+    named = {k: typed(x, header["dtypes"].get(k)) for k, x in entries.items() if k != _HEADER}
+    entries.clear()
     for name, x in named.items():
         _check_array(name, x)
-    damaged = [] if own else _damaged(named, header["checksums"])
+    damaged = [] if adopted else _damaged(named, header["checksums"])
     # What is new has to be made; where everything was saved, its shapes and types are enough.
     start = _shapes_of_state(tx, params)
     flat = gathered(named, header["encoded"], header["version"])
@@ -308,7 +333,7 @@ def _match(
     for path, leaf in matching.leaves(fresh):
         if path in kept:
             left[kept[path]] -= 1
-            last = own and not left[kept[path]]
+            last = adopted and not left[kept[path]]
             value = flat.pop(kept[path]) if last else flat[kept[path]]
             restored = _restored(leaf, arrays[path], value, copy=not last)
             leaves.append(_placed_like(leaf, restored))
@@ -316,8 +341,11 @@ def _match(
         else:
             leaves.append(jnp.zeros(leaf.shape, leaf.dtype) if _is_shape(leaf) else leaf)
     structure: Any = jax.tree.structure(fresh, is_leaf=is_encoded)
+    state = packed_like(_in_stacks(structure.unflatten(leaves), unpack(start)), start)
+    # Where parameters or slots are bound to a device, the other arrays are after a step, too.
+    (_, state), _ = committed((params, state))
     return StateMatch(
-        state=packed_like(_in_stacks(structure.unflatten(leaves), unpack(start)), start),
+        state=state,
         kept={path: names.get(name, name) for path, name in kept.items()},
         missing=[path for path in arrays if path not in kept and path not in changed],
         extra=sorted(names.get(name, name) for name in extra),
@@ -348,9 +376,9 @@ def _as_saved(start: State, flat: Mapping[str, Any]) -> State:
         return start  # vectors, which were saved as they are
     slots = jax.tree.leaves(state, is_leaf=is_owned)
     in_order = all(x.share.own is None for x in slots if is_owned(x))
-    whole = _one_by_one(state)
-    paths, stacks = _paths(whole), _paths(state)
-    return state if in_order and stacks - paths and stacks <= flat.keys() else whole
+    unstacked = _one_by_one(state)
+    paths, stacks = _paths(unstacked), _paths(state)
+    return state if in_order and stacks - paths and stacks <= flat.keys() else unstacked
 
 
 def _paths(state: State) -> set[str]:
@@ -383,8 +411,8 @@ def _is_shape(leaf: Any) -> bool:
 
 def is_readable(x: Any) -> bool:
     """Whether `x` is an array, all bytes of which this process can read."""
-    held = isinstance(x, jax.Array | np.ndarray | np.generic) and not is_tracer(x)
-    return held and getattr(x, "is_fully_addressable", True)
+    is_concrete = isinstance(x, jax.Array | np.ndarray | np.generic) and not is_tracer(x)
+    return is_concrete and getattr(x, "is_fully_addressable", True)
 
 
 def checksum(x: Any) -> int:
@@ -425,16 +453,16 @@ def _adopt_names(
     names: dict[str, str] = {}
     loose = {name for name in flat if _owner(name, states) is None}
     for form in (start, unpack(start), _one_by_one(unpack(start))) if loose else ():
-        found = matching.saved_names(form, loose)
-        for path, name in found.items():
+        renamed = matching.saved_names(form, loose)
+        for path, name in renamed.items():
             flat[path] = flat.pop(name)
-        names |= found
-        loose -= set(found.values())
+        names |= renamed
+        loose -= set(renamed.values())
         encoded = dict(_in_parts(form, flat))
         if encoded:
-            whole = gathered(flat, encoded, _VERSION)
+            entries = gathered(flat, encoded, _VERSION)
             flat.clear()
-            flat.update(whole)
+            flat.update(entries)
     return names
 
 
@@ -522,9 +550,9 @@ def _generator(key: Any) -> Any:
     """The name of the generator of a random key, or of an abstract one."""
     if not _is_shape(key):
         return jax.random.key_impl(key)
-    found: list[Any] = []
-    jax.eval_shape(lambda k: found.append(jax.random.key_impl(k)), key)
-    return found[0]
+    generators: list[Any] = []
+    jax.eval_shape(lambda k: generators.append(jax.random.key_impl(k)), key)
+    return generators[0]
 
 
 def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -554,10 +582,3 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
             f"the state dict has the format {version}; this version of gradtx reads {_VERSION}"
         )
     return dict(header)
-
-
-def listed(paths: Iterable[str]) -> str:
-    """Some paths for a message: the first of them, and how many more there are."""
-    paths = list(paths)
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return (", ".join(paths[:_SHOWN]) or "nothing") + more

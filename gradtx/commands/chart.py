@@ -19,13 +19,13 @@ WIDTH, HEIGHT, POINTS = 64, 12, 1001
 def plot(arguments: argparse.Namespace) -> int:
     """Draw a schedule, or each one among the arguments of a transformation."""
     tx = read_config(arguments.config)
-    found = dict(_schedules(tx, ""))
-    if not found:
+    schedules = dict(_schedules(tx, ""))
+    if not schedules:
         raise ValueError(f"{tx!r:.80} has no schedule among its arguments")
     if arguments.png is not None:
-        save_figure(lambda: _figure(found, arguments.steps), arguments.png)
+        save_figure(lambda: _figure(schedules, arguments.steps), arguments.png)
         return 0
-    for name, schedule in found.items():
+    for name, schedule in schedules.items():
         print(name, text_chart(*_values(schedule, arguments.steps)), sep="\n")
     return 0
 
@@ -35,8 +35,8 @@ def _schedules(tx: Any, path: str) -> Iterator[tuple[str, DeclaredSchedule]]:
     if isinstance(tx, DeclaredSchedule):
         yield f"{path}: {tx!r}".removeprefix(": "), tx
     elif isinstance(tx, Declared) and tx.declaration is not None:
-        given = tx.declaration.arguments
-        leaves = jax.tree.leaves_with_path(given, is_leaf=lambda x: isinstance(x, Declared))
+        arguments = tx.declaration.arguments
+        leaves = jax.tree.leaves_with_path(arguments, is_leaf=lambda x: isinstance(x, Declared))
         for key, leaf in leaves:
             yield from _schedules(leaf, f"{path}/{path_string(key)}".lstrip("/"))
 
@@ -79,12 +79,12 @@ def save_figure(draw: Callable[[], Any], path: str) -> None:
     figure.savefig(path, format="png")
 
 
-def _figure(found: dict[str, DeclaredSchedule], steps: int) -> Any:
+def _figure(schedules: dict[str, DeclaredSchedule], steps: int) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 1 + 3 * len(found)), layout="constrained")
-    axes = figure.subplots(len(found), squeeze=False)[:, 0]
-    for each, (name, schedule) in zip(axes, found.items(), strict=True):
+    figure = Figure(figsize=(7, 1 + 3 * len(schedules)), layout="constrained")
+    axes = figure.subplots(len(schedules), squeeze=False)[:, 0]
+    for each, (name, schedule) in zip(axes, schedules.items(), strict=True):
         each.plot(*_values(schedule, steps))
         each.set(title=name.partition("(")[0], xlabel="steps")
     return figure

@@ -14,22 +14,23 @@ def check(arguments: argparse.Namespace) -> int:
     if absent:
         print(f"no such file or directory: {', '.join(absent)}", file=sys.stderr)
         return 1
-    found = {file: read(file) for file in python_files(arguments.paths)}
-    own = {name for reading in found.values() for name in reading.own}
+    readings = {file: read(file) for file in python_files(arguments.paths)}
+    assigned = {name for reading in readings.values() for name in reading.own}
     counts = {"used": 0, "missing": 0, "refused": 0, "differs": 0, "unread": 0}
-    for file, reading in found.items():
+    for file, reading in readings.items():
         for fault in reading.faults:
             counts["unread"] += 1
             print(f"{file}: cannot be read: {fault}", file=sys.stderr)
         for note in reading.notes:
             print(f"{file}: not read, nothing of Optax is in it: {note}", file=sys.stderr)
         counts["used"] += len(reading.uses)
-        for use, kind, text in verdicts(reading.uses, own):
+        for use, kind, text in verdicts(reading.uses, assigned):
             counts[kind] += 1
             cell = f"cell {use.cell}:" if use.cell else ""
             print(f"{file}:{cell}{use.line}: optax.{use.name} {VERBS[kind]}: {text}")
     print(
-        f"files: {len(found)}; names of Optax: {counts['used']} used, {counts['missing']} missing, "
-        f"{counts['refused']} called otherwise, {counts['differs']} different"
+        f"files: {len(readings)}; names of Optax: {counts['used']} used, "
+        f"{counts['missing']} missing, {counts['refused']} called otherwise, "
+        f"{counts['differs']} different"
     )
     return int(counts["missing"] + counts["refused"] + counts["unread"] > 0)

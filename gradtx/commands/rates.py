@@ -41,13 +41,13 @@ def find(arguments: argparse.Namespace) -> int:
     _check(where, loss_fn, build, params, jax.tree.map(lambda x: x[0], batches), rates[0])
     line = _ProgressLine(len(rates), steps) if sys.stderr.isatty() else None
     try:
-        found = find_rate(loss_fn, build, params, batches, rates, progress=line)
+        sweep = find_rate(loss_fn, build, params, batches, rates, progress=line)
     finally:
         if line is not None:
             line.write("")
-    print(found)
+    print(sweep)
     if arguments.png is not None:
-        save_figure(found.plot, arguments.png)
+        save_figure(sweep.plot, arguments.png)
     return 0
 
 
@@ -69,14 +69,14 @@ def _function(module: str, name: str) -> Callable[[], Any]:
                 return None
             raise  # the module is there, and imports another that is not
 
-    found = _called(f"the import of {module}", load)
-    if found is None:
+    imported = _called(f"the import of {module}", load)
+    if imported is None:
         raise ValueError(
             f"there is no module {module!r}: run the command in the directory that holds it"
         )
-    function = getattr(found, name, None)
+    function = getattr(imported, name, None)
     if not callable(function):
-        close = difflib.get_close_matches(name, dir(found), 1, 0.7)
+        close = difflib.get_close_matches(name, dir(imported), 1, 0.7)
         hint = f"did you mean {close[0]!r}?" if close else f"write one that returns {RETURNS}"
         raise ValueError(f"there is no function {name!r} in the module {module!r}: {hint}")
     try:
@@ -86,14 +86,14 @@ def _function(module: str, name: str) -> Callable[[], Any]:
     return function
 
 
-def _parts(where: str, given: Any) -> tuple[Any, Any, Any, Any]:
-    if not isinstance(given, tuple) or len(given) != 4:
-        kind = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
+def _parts(where: str, parts: Any) -> tuple[Any, Any, Any, Any]:
+    if not isinstance(parts, tuple) or len(parts) != 4:
+        kind = f"{len(parts)} values" if isinstance(parts, tuple) else f"a {type(parts).__name__}"
         raise TypeError(f"{where} must return {RETURNS}; it returns {kind}")
-    if not callable(given[0]):
-        kind = type(given[0]).__name__
+    if not callable(parts[0]):
+        kind = type(parts[0]).__name__
         raise TypeError(f"{where} must return a loss first: (params, batch) -> value, not a {kind}")
-    return given
+    return parts
 
 
 def _check(where: str, loss_fn: Any, build: Any, params: Any, batch: Any, rate: float) -> None:

@@ -54,12 +54,12 @@ def apply_updates(params: ParamsT, updates: Updates, *, rounding_key: Any = None
 
 def _apply(params: Params, updates: Updates, rounding_key: Any) -> Params:
     leaves, treedef = leaves_with_path(params)
-    given = aligned("parameters and updates are different trees", params, treedef, updates)
+    update_leaves = aligned("parameters and updates are different trees", params, treedef, updates)
     keys: Any = [None] * len(leaves)
     if rounding_key is not None:
         keys = jax.random.split(rounding_key, len(leaves))
     calls = []
-    for (path, p), u, key in zip(leaves, given, keys, strict=False):
+    for (path, p), u, key in zip(leaves, update_leaves, keys, strict=False):
         check_addable(path, p, u)
         number = u is not None and type(p) in (int, float)
         calls.append((jnp.asarray(p, float) if number else p, u, key))
@@ -95,10 +95,10 @@ def _adding(params: Params, updates: Updates) -> Last | None:
     """
     structure: Any
     leaves, structure = jax.tree.flatten(params, is_leaf=is_leaf)
-    given, other = jax.tree.flatten(updates, is_leaf=is_leaf)
+    update_leaves, other = jax.tree.flatten(updates, is_leaf=is_leaf)
     return (
         Last(add_update, leaves)
-        if structure == other and all(map(_addable, leaves, given))
+        if structure == other and all(map(_addable, leaves, update_leaves))
         else None
     )
 

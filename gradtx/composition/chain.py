@@ -72,10 +72,10 @@ def _in_sequence(links: Links) -> GradientTransformation:
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        *before, own = links.states(state)
+        *before, last_state = links.states(state)
         updates, new, _ = through(links.each[:-1], updates, before, params, extra_args)
-        params, own = last.step(updates, own, params, **extra_args)
-        return params, links.joined([*new, own])
+        params, last_state = last.step(updates, last_state, params, **extra_args)
+        return params, links.joined([*new, last_state])
 
     def cases(state: State) -> list[Case]:
         return [
@@ -89,8 +89,8 @@ def _in_sequence(links: Links) -> GradientTransformation:
     parts: dict[str, Any] = {"parts": links.each, "links": links}
     if last.cases is not None:
         return GradientTransformationExtraArgs(init, update, in_cases(cases), cases=cases, **parts)
-    whole = None if last.step is None else step
-    return GradientTransformationExtraArgs(init, update, whole, **parts)
+    whole_step = None if last.step is None else step
+    return GradientTransformationExtraArgs(init, update, whole_step, **parts)
 
 
 @transformation

@@ -56,11 +56,11 @@ class Factors:
         paths = list(leaves)
         if all(leaf is None for leaf in leaves.values()):
             return []
-        given = self._by_role if self.given is None else self.given
-        found = tuples_of(f"{self.where}: pairs", tree, given)
-        if any(len(one) != 2 for one in found):
+        related = self._by_role if self.given is None else self.given
+        index_tuples = tuples_of(f"{self.where}: pairs", tree, related)
+        if any(len(one) != 2 for one in index_tuples):
             raise ValueError(f"{self.where}: pairs must be of two leaves, A and B")
-        named = [(paths[a], paths[b]) for a, b in found]
+        named = [(paths[a], paths[b]) for a, b in index_tuples]
         for pair in named:
             self._check(pair, leaves)
         return named
@@ -77,12 +77,12 @@ class Factors:
 
     def numbers(self, tree: PyTree) -> PyTree:
         """The dimension numbers of each factor, None for other leaves."""
-        found = self.found(tree)
-        made = [
-            MuonDimensionNumbers(found[path].rows, found[path].columns) if path in found else None
+        roles = self.found(tree)
+        numbers = [
+            MuonDimensionNumbers(roles[path].rows, roles[path].columns) if path in roles else None
             for path in _leaves(tree)
         ]
-        return leaves_with_path(tree)[1].unflatten(made)
+        return leaves_with_path(tree)[1].unflatten(numbers)
 
     def mask(self, tree: PyTree, factor: int) -> PyTree:
         """A tree of booleans: whether a leaf is a factor `A` (0), or a factor `B` (1)."""
@@ -97,7 +97,7 @@ class Factors:
                 "their paths by pairs, such as ('*/down', '*/up'); the leaves are "
                 f"{', '.join(leaves)}"
             )
-        found = []
+        pairs = []
         for path, kind in kinds.items():
             partner = lora_partner(path) if lora_kind(path) else None
             other = "lora_b" if kind == "lora_a" else "lora_a"
@@ -110,8 +110,8 @@ class Factors:
                     f"multiplied by: {expected}"
                 )
             if kind == "lora_a":
-                found.append((path, partner))
-        return found
+                pairs.append((path, partner))
+        return pairs
 
     def _roles(self, pair: tuple[str, str], leaves: dict[str, Any]) -> list[Role | None]:
         kinds: tuple[RoleKind, RoleKind] = ("lora_a", "lora_b")

@@ -94,36 +94,38 @@ def gate(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        made = decide(updates, state, params, extra_args)
+        decision = decide(updates, state, params, extra_args)
 
         def run(now: tuple[Updates, State, Array], turn: Array) -> tuple[Updates, State, Array]:
-            seen = made.seen(updates, turn)
+            seen = decision.seen(updates, turn)
             # XLA would compute the decay of all parameters before the loop, and store it.
             at = None if params is None else inside(params, turn)
-            return *made.tx.update(seen, now[1], at, **made.extra_args), jnp.array(True)
+            return *decision.tx.update(seen, now[1], at, **decision.extra_args), jnp.array(True)
 
-        held = made.state, jnp.array(False)
-        if made.otherwise is None:
+        state_and_taken = decision.state, jnp.array(False)
+        if decision.otherwise is None:
             rest = tree.zeros_like(updates)
         else:
-            rest = made.otherwise(lambda: run((None, *held), jnp.int32(0)))
-        select = anyway and _are_arrays(updates, made.state)
-        out, inner, taken = loop_once_if(made.condition, run, (rest, *held), anyway=select)
-        return out, made.close(inner, taken)
+            rest = decision.otherwise(lambda: run((None, *state_and_taken), jnp.int32(0)))
+        select = anyway and _are_arrays(updates, decision.state)
+        out, inner, taken = loop_once_if(
+            decision.condition, run, (rest, *state_and_taken), anyway=select
+        )
+        return out, decision.close(inner, taken)
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        made = decide(updates, state, params, extra_args)
+        decision = decide(updates, state, params, extra_args)
         params, inner, taken = step_if(
-            made.condition,
-            made.tx,
-            lambda turn: made.seen(updates, turn),
-            made.state,
+            decision.condition,
+            decision.tx,
+            lambda turn: decision.seen(updates, turn),
+            decision.state,
             params,
-            made.extra_args,
+            decision.extra_args,
         )
-        return params, made.close(inner, taken)
+        return params, decision.close(inner, taken)
 
     return GradientTransformationExtraArgs(init, update, step if still else None, **traits)
 

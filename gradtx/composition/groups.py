@@ -1,6 +1,7 @@
 """Groups: every leaf has a label, and every label has its own transformation."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,8 @@ from gradtx.leaves.paths import (
     aligned,
     leaves_with_path,
     mask_tree,
+    path_string,
+    with_paths,
 )
 from gradtx.leaves.whole import part_of_whole
 from gradtx.types import InnerState, Params, PyTree, State, Updates
@@ -52,11 +55,15 @@ class _Groups:
 
     def pick(self, tree: PyTree, label: Any) -> PyTree:
         """`tree` with `None` in place of the leaves that have another label."""
-        return jax.tree.map(lambda own, part: part if own == label else None, self.labels, tree)
+        return jax.tree.map(
+            lambda leaf_label, part: part if leaf_label == label else None, self.labels, tree
+        )
 
     def put(self, mine: PyTree, label: Any, tree: PyTree) -> PyTree:
         """`tree` with the leaves of `mine` in place of those that have the label."""
-        return jax.tree.map(lambda own, a, b: a if own == label else b, self.labels, mine, tree)
+        return jax.tree.map(
+            lambda leaf_label, a, b: a if leaf_label == label else b, self.labels, mine, tree
+        )
 
 
 @transformation
@@ -232,12 +239,12 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
     >>> [s.inner_state[0].count.item() for s in state.inner_states.values()]
     [0, 1]
     """
-    found: list[Any] = []
+    matching_keys: list[Any] = []
 
     def on_group(old: Any, new: Any) -> Any:
         if not isinstance(old, PartitionState):
             return old
-        found.extend(key for key in old.inner_states if key == label)
+        matching_keys.extend(key for key in old.inner_states if key == label)
         return PartitionState(
             {
                 key: new.inner_states[key] if key == label else walk(part, new.inner_states[key])
@@ -249,13 +256,17 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
         return jax.tree.map(on_group, old, new, is_leaf=lambda x: isinstance(x, PartitionState))
 
     result = walk(state, tx.init(params))
-    if not found:
+    if not matching_keys:
         raise ValueError(f"reset_group: there is no group {label!r} in the state")
     return result
 
 
 def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
     """A state for `tx` that keeps what `state` holds at the same paths, for use after regrouping.
+
+    It goes by paths alone, so that a group goes on only under its own label, and only in a run that
+    had groups before. :func:`match_state_dict` also carries over what has moved, such as to a first
+    :func:`partition`: ``match_state_dict(tx, params, state_dict(state)).state``.
 
     Args:
         tx: the transformation to continue with, which has more or fewer groups than the previous.
@@ -264,6 +275,10 @@ def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
 
     Returns:
         ``tx.init(params)`` with every array of `state` that has the same path, shape and type.
+        A warning names slots that start anew although `state` has them at another path.
+
+    Raises:
+        ValueError: no array of `state` is at a path of the new one.
 
     >>> import gradtx
     >>> old = partition({"a": gradtx.sgd(0.1, 0.9)}, "a").init({"x": 1.0, "y": 2.0})
@@ -272,11 +287,37 @@ def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
     >>> [type(s.inner_state[0]).__name__ for s in state.inner_states.values()]
     ['TraceState', 'EmptyState']
     """
-    kept = dict(jax.tree_util.tree_flatten_with_path(state)[0])
+    old = dict(with_paths(state)[0])
+    keyed, treedef = with_paths(tx.init(params))
+    new = dict(keyed)
+    stay = {path for path in new if path in old and _alike(old[path], new[path])}
+    others = ({p: x for p, x in tree.items() if p not in stay} for tree in (old, new))
+    moved = _moved(*others, {path for path, _ in leaves_with_path(params)[0]})
+    if old and new and not stay:
+        raise ValueError(f"regroup: no array of the state is at a path of the new one{moved}")
+    if moved:
+        warnings.warn(f"regroup: slots start anew, since the state has them{moved}", stacklevel=2)
+    return treedef.unflatten([old[path] if path in stay else x for path, x in keyed])
 
-    def on_leaf(path: Any, new: Any) -> Any:
-        old = kept.get(path, new)
-        alike = getattr(old, "shape", None) == new.shape and old.dtype == new.dtype
-        return old if alike else new
 
-    return jax.tree_util.tree_map_with_path(on_leaf, tx.init(params))
+def _alike(old: Any, new: Any) -> bool:
+    return getattr(old, "shape", None) == new.shape and old.dtype == new.dtype
+
+
+def _moved(old: dict[Any, Any], new: dict[Any, Any], params: set[Any]) -> str:
+    """What a message says of slots of the same name and parameter at other paths; or nothing."""
+
+    def slot(path: Any) -> Any:
+        starts = (i for i in range(1, len(path) + 1) if path[i:] in params)
+        return next((path[i - 1 :] for i in starts), None)
+
+    before = {slot(path): path for path in old}
+    pairs = [(before[slot(path)], path) for path in new if slot(path) and slot(path) in before]
+    pairs = [(was, path) for was, path in pairs if _alike(old[was], new[path])]
+    if not pairs:
+        return ""
+    was, path = map(path_string, pairs[0])
+    return (
+        f" at other paths, {len(pairs)} in all: {was!r} would be {path!r}. To carry them over: "
+        "match_state_dict(tx, params, state_dict(state)).state"
+    )

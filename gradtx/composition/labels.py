@@ -37,11 +37,11 @@ def check_labels(labels: Labels, known: Any) -> None:
         check_chooser(f"partition: param_labels must be {kinds}", labels)
         return
     _refuse_expressions(labels)
-    given = labels
+    pairs = labels
     if not _is_pairs(labels):
         keyed = with_paths(labels)[0]
-        given = [(path_string(path), label) for path, label in keyed]
-    for at, label in given:
+        pairs = [(path_string(path), label) for path, label in keyed]
+    for at, label in pairs:
         if not _is_in(label, known):
             raise ValueError(
                 f"partition: param_labels: {at!r} has the label {label!r:.80}, for which there is "
@@ -53,8 +53,8 @@ def _refuse_expressions(labels: Any) -> None:
     pairs = labels if isinstance(labels, list | tuple) else ()
     first = [pair[0] for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
     keys = labels if isinstance(labels, Mapping) else ()
-    found = [x for x in (*first, *keys) if isinstance(x, re.Pattern)]
-    check_patterns("partition: param_labels", found, ", or a function (path, leaf) -> label")
+    expressions = [x for x in (*first, *keys) if isinstance(x, re.Pattern)]
+    check_patterns("partition: param_labels", expressions, ", or a function (path, leaf) -> label")
 
 
 def _refuse_patterns_as_keys(labels: Mapping[Any, Any]) -> None:
@@ -99,15 +99,15 @@ def labels_of(tree: PyTree, labels: Labels, known: Any) -> PyTree:
         if takes_tree(labels):
             labels = labels(tree)
         else:
-            given = [None if leaf is None else labels(path, leaf) for path, leaf in named]
-            labels = treedef.unflatten(given)
+            leaf_labels = [None if leaf is None else labels(path, leaf) for path, leaf in named]
+            labels = treedef.unflatten(leaf_labels)
     elif _is_patterns(labels, tree, known):
         labels = treedef.unflatten(_matched(labels, named))
     elif isinstance(labels, Mapping) and not is_prefix(labels, tree):
         _refuse_patterns_as_keys(labels)
     full = spread("partition: the labels are", labels, tree)
-    found = jax.tree.leaves(full, is_leaf=is_leaf)
-    for (path, leaf), label in zip(named, found, strict=True):
+    full_labels = jax.tree.leaves(full, is_leaf=is_leaf)
+    for (path, leaf), label in zip(named, full_labels, strict=True):
         if leaf is not None and label not in known:
             raise ValueError(
                 f"partition: {path!r} has the label {label!r}, for which there is no "
@@ -127,10 +127,10 @@ def _matched(pairs: Sequence[tuple[str, Any]], named: Sequence[tuple[str, Any]])
                 f"partition: the pattern {pattern!r} matches no leaf; the leaves are "
                 f"{', '.join(paths)}"
             )
-    found: list[Any] = []
+    leaf_labels: list[Any] = []
     for path, leaf in named:
         if leaf is None:
-            found.append(None)
+            leaf_labels.append(None)
             continue
         matching = [pair for pair in pairs if matches(path, pair[0])]
         matching = matching or ([rest] if rest else [])
@@ -141,5 +141,5 @@ def _matched(pairs: Sequence[tuple[str, Any]], named: Sequence[tuple[str, Any]])
                 + (f"several patterns: {patterns}" if matching else "no pattern")
                 + "; each leaf must match one ('*' in the last place takes the rest)"
             )
-        found.append(matching[0][1])
-    return found
+        leaf_labels.append(matching[0][1])
+    return leaf_labels

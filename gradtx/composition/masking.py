@@ -26,7 +26,7 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
 
     def init(params: Params) -> State:
         mask = mask_prefix(params, where)
-        with part_of_whole(lambda whole: chosen(whole, mask)):
+        with part_of_whole(lambda whole_tree: chosen(whole_tree, mask)):
             return tx.init(chosen(params, mask))
 
     def run(
@@ -37,7 +37,7 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
         seen = params
         if params is not None:
             seen = chosen(params, mask if asked is params else mask_prefix(params, where))
-        with part_of_whole(lambda whole: chosen(whole, mask)):
+        with part_of_whole(lambda whole_tree: chosen(whole_tree, mask)):
             new, state = inner_step(chosen(updates, mask), state, seen)
         return merge(new, updates), state
 

@@ -40,24 +40,24 @@ class MuonDimensionNumbers(NamedTuple):
     heads: tuple[int, int] | None = None
 
 
-def dimension_numbers(given: Any) -> Callable[[PyTree], PyTree]:
+def dimension_numbers(weight_dimension_numbers: Any) -> Callable[[PyTree], PyTree]:
     """A function from a tree to its dimension numbers; by default for leaves of two dimensions."""
 
     def of_leaf(p: Any) -> MuonDimensionNumbers | None:
         return MuonDimensionNumbers() if p is not None and p.ndim == 2 else None
 
     def numbers(tree: PyTree) -> PyTree:
-        if given is None:
-            return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
-        return given(tree) if callable(given) else given
+        if weight_dimension_numbers is not None:
+            return weight_dimension_numbers
+        return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
 
-    return numbers
+    return weight_dimension_numbers if callable(weight_dimension_numbers) else numbers
 
 
 def each_matrix(
     name: str,
     function: Callable[..., Array],
-    given: Any,
+    weight_dimension_numbers: Any,
     updates: Updates,
     params: Params,
     *others: PyTree,
@@ -67,7 +67,7 @@ def each_matrix(
     Args:
         name: the transformation's, for errors.
         function: ``(updates, matrices, *others) -> updates``, batches ``(n, rows, columns)``.
-        given: which leaves are matrices, as in :func:`matrices_and_others`.
+        weight_dimension_numbers: which leaves are matrices, as in :func:`matrices_and_others`.
         updates: the updates.
         params: the matrices.
         others: trees like them, of the function's further arguments.
@@ -78,7 +78,9 @@ def each_matrix(
     leaves, treedef = leaves_with_path(updates)
     problem = f"{name}: updates and parameters are different trees"
     columns = [aligned(problem, updates, treedef, tree) for tree in (params, *others)]
-    numbers = MatrixDimensions(dimension_numbers(given), MuonDimensionNumbers).of(name, params)
+    numbers = MatrixDimensions(
+        dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers
+    ).of(name, params)
     out = []
     for (path, u), number, p, *rest in zip(leaves, numbers, *columns, strict=True):
         if u is None or number is None or not p.size:
@@ -93,18 +95,20 @@ def each_matrix(
 
 
 def on_each_matrix(
-    name: str, given: Any, function: Callable[[Array, Array], Array]
+    name: str, weight_dimension_numbers: Any, function: Callable[[Array, Array], Array]
 ) -> GradientTransformation:
     """A transformation without state: new updates of matrices by ``function(updates, matrices)``.
 
     Args:
         name: the transformation's, for errors.
-        given: which leaves are matrices, as in :func:`matrices_and_others`.
+        weight_dimension_numbers: which leaves are matrices, as in :func:`matrices_and_others`.
         function: of batches ``(n, rows, columns)``.
     """
 
     def moved(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
-        return each_matrix(name, function, given, updates, needed(name, updates, params))
+        return each_matrix(
+            name, function, weight_dimension_numbers, updates, needed(name, updates, params)
+        )
 
     return without_state(moved)
 
@@ -113,7 +117,7 @@ def matrices_and_others(
     name: str,
     matrices: Callable[[Callable[[PyTree], PyTree]], GradientTransformation],
     others: GradientTransformation,
-    given: Any,
+    weight_dimension_numbers: Any,
     labels: tuple[str, str] = ("matrices", "others"),
 ) -> GradientTransformation:
     """One transformation for the leaves that are matrices, another for all others.
@@ -122,18 +126,16 @@ def matrices_and_others(
         name: the optimizer's, for errors.
         matrices: makes the first from a function that maps a tree to its dimension numbers.
         others: the second.
-        given: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a function from the
-            parameters to such a tree; a leaf whose numbers are None goes to `others`. None for the
-            leaves with two dimensions.
+        weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a
+            function from the parameters to such a tree; a leaf whose numbers are None goes to
+            `others`. None for the leaves with two dimensions.
         labels: of the two groups.
     """
-    numbers = dimension_numbers(given)
+    numbers = dimension_numbers(weight_dimension_numbers)
 
     def groups(params: Params) -> PyTree:
-        if hasattr(given, "check"):
-            given.check(params)
-        found = MatrixDimensions(numbers, MuonDimensionNumbers).of(name, params)
-        names = [labels[number is None] for number in found]
+        leaf_numbers = MatrixDimensions(numbers, MuonDimensionNumbers).of(name, params)
+        names = [labels[number is None] for number in leaf_numbers]
         return leaves_with_path(params)[1].unflatten(names)
 
     both = dict(zip(labels, (matrices(numbers), others), strict=True))

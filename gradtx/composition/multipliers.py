@@ -61,7 +61,7 @@ def shapes_of(where: str, tree: Any) -> Shapes:
     """
     if type(tree) is dict and all(map(_is_shape, tree.values())):
         return {str(path): tuple(map(int, shape)) for path, shape in tree.items()}
-    found = {}
+    shapes = {}
     for path, leaf in leaves_with_path(tree)[0]:
         if leaf is None:
             continue
@@ -70,8 +70,8 @@ def shapes_of(where: str, tree: Any) -> Shapes:
                 f"{where}: {path_string(path)!r} is {leaf!r:.80}, and no array: pass the trained "
                 "parameters alone, or what jax.eval_shape returns for them"
             )
-        found[path_string(path)] = tuple(map(int, jnp.shape(leaf)))
-    return found
+        shapes[path_string(path)] = tuple(map(int, jnp.shape(leaf)))
+    return shapes
 
 
 def _is_shape(x: Any) -> bool:
@@ -91,7 +91,7 @@ def growths(
     Raises:
         ValueError: a leaf has no counterpart, or it is not clear along which axis it grew.
     """
-    found = roles.roles(abstract(large)) if large else {}
+    role_by_path = roles.roles(abstract(large)) if large else {}
     few, many = _by_pattern(small), _by_pattern(large)
     grown = {}
     for path, shape in large.items():
@@ -111,7 +111,10 @@ def growths(
                 f"{where}: {path!r}, of shape {shape}, has {has} in the small model, whose leaves "
                 f"are {', '.join(small) or 'none'}"
             )
-        grown[path] = found[path], _growth(where, path, like, shape, found[path], roles, counted)
+        grown[path] = (
+            role_by_path[path],
+            _growth(where, path, like, shape, role_by_path[path], roles, counted),
+        )
     return grown
 
 
@@ -121,10 +124,10 @@ def pattern_of(path: str) -> str:
 
 
 def _by_pattern(shapes: Shapes) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    paths_by_pattern: dict[str, list[str]] = {}
     for path in shapes:
-        found.setdefault(pattern_of(path), []).append(path)
-    return found
+        paths_by_pattern.setdefault(pattern_of(path), []).append(path)
+    return paths_by_pattern
 
 
 def _alike(small: Shapes, here: list[str], large: Shapes, there: list[str]) -> bool:
@@ -206,9 +209,9 @@ def _why(growth: Growth, factor: float) -> str:
     return ", ".join(said) or "as in the small model"
 
 
-def multiplier_lines(found: Mapping[str, Multipliers]) -> list[str]:
+def multiplier_lines(multipliers: Mapping[str, Multipliers]) -> list[str]:
     """A line for each kind of leaf with its multipliers; leaves of several layers share a line."""
-    counts = Counter((pattern_of(path), each) for path, each in found.items())
+    counts = Counter((pattern_of(path), each) for path, each in multipliers.items())
     lines = []
     for (path, each), n in counts.items():
         numbers = ("rate", "decay", "epsilon", "initial", "output", "residual")

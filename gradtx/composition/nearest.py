@@ -32,9 +32,9 @@ def nearest_in(tx: GradientTransformation) -> Nearest | None:
     if traits.nearest is not None:
         return traits.nearest
     # What an optimizer stands for has the same record.
-    whole = tx.expansion if tx.expansion.declaration is not None else tx
-    if whole is not tx:
-        return nearest_in(whole)
+    expanded = tx.expansion if tx.expansion.declaration is not None else tx
+    if expanded is not tx:
+        return nearest_in(expanded)
     maps = []
     for i, part in enumerate(tx.inside):
         nearest, on_part = nearest_in(part), traits.on_part

@@ -110,7 +110,7 @@ class ByRole(NamedTuple):
     def __call__(self, params: PyTree) -> PyTree:
         """The dimension numbers of each leaf, None for a leaf that is not a matrix.
 
-        Rules may match nothing here: a matrix optimizer also asks about parts of the parameters.
+        Rules may match nothing here; what asks about whole parameters calls :meth:`check` first.
         """
         leaves, treedef = leaves_with_path(params)
         named = [(path_string(path), p) for path, p in leaves]
@@ -127,26 +127,26 @@ class ByRole(NamedTuple):
 
     def factors(self, tree: PyTree) -> dict[str, RoleKind]:
         """The leaves that are factors of LoRA, by their paths: which of the two each is."""
-        found: dict[str, RoleKind] = {}
+        kinds: dict[str, RoleKind] = {}
         for keys, leaf in leaves_with_path(tree)[0]:
             path = path_string(keys)
-            given = [role for where, role in self.rules if _chosen(where, path, leaf)]
+            roles = [role for where, role in self.rules if _chosen(where, path, leaf)]
             kind: Any = lora_kind(path)
-            if given:
-                kind = given[0] if isinstance(given[0], str) else Role(*given[0]).kind
+            if roles:
+                kind = roles[0] if isinstance(roles[0], str) else Role(*roles[0]).kind
             elif _BIASES.match(_names(path)[0]) or (
                 leaf is not None and len(leaf.shape) - self._layers(path) < 2
             ):
                 kind = None
             if kind in ("lora_a", "lora_b"):
-                found[path] = kind
-        return found
+                kinds[path] = kind
+        return kinds
 
     def as_kind(self, path: str, leaf: Any, kind: RoleKind) -> Role:
         """The role of a leaf of a known kind: by a rule with a `Role`, or the default."""
-        found = [role for where, role in self.rules if _chosen(where, path, leaf)]
-        if found and isinstance(found[0], Role | tuple):
-            return Role(*found[0])
+        roles = [role for where, role in self.rules if _chosen(where, path, leaf)]
+        if roles and isinstance(roles[0], Role | tuple):
+            return Role(*roles[0])
         return _default(path, tuple(leaf.shape), self._layers(path), self.convention, kind, set())
 
     def _layers(self, path: str) -> int:
@@ -154,20 +154,20 @@ class ByRole(NamedTuple):
         return sum(n for where, n in self.stacked if matches(path, where))
 
     def _role(self, path: str, leaf: Any, attention: set[str]) -> Role:
-        found = [(where, role) for where, role in self.rules if _chosen(where, path, leaf)]
-        if len(found) > 1:
+        rules = [(where, role) for where, role in self.rules if _chosen(where, path, leaf)]
+        if len(rules) > 1:
             raise ValueError(
-                f"ByRole: {path!r} is in the rules for {' and '.join(repr(w) for w, _ in found)}"
+                f"ByRole: {path!r} is in the rules for {' and '.join(repr(w) for w, _ in rules)}"
             )
-        given = found[0][1] if found else None
-        if isinstance(given, Role | tuple):
-            return Role(*given)
-        if given is not None and given not in get_args(RoleKind):
+        kind_or_role = rules[0][1] if rules else None
+        if isinstance(kind_or_role, Role | tuple):
+            return Role(*kind_or_role)
+        if kind_or_role is not None and kind_or_role not in get_args(RoleKind):
             raise ValueError(
-                f"ByRole: {given!r} is none of the kinds {', '.join(get_args(RoleKind))}"
+                f"ByRole: {kind_or_role!r} is none of the kinds {', '.join(get_args(RoleKind))}"
             )
         shape, layers = tuple(leaf.shape), self._layers(path)
-        return _default(path, shape, layers, self.convention, given, attention)
+        return _default(path, shape, layers, self.convention, kind_or_role, attention)
 
 
 def _chosen(where: Any, path: str, leaf: Any) -> bool:
@@ -198,7 +198,7 @@ def _attention(leaves: Mapping[str, Any], layers: Callable[[str], int]) -> set[s
         leaf = leaves[path]
         return None if leaf is None else tuple(leaf.shape)[layers(path) :]
 
-    found = set()
+    modules = set()
     for path in leaves:
         if not f"/{path}".endswith("/query/kernel"):
             continue
@@ -208,8 +208,8 @@ def _attention(leaves: Mapping[str, Any], layers: Callable[[str], int]) -> set[s
         heads, back = inside(path), inside(f"{module}out/kernel")
         # Where one is left to another optimizer, its shape is not known here.
         if heads is None or back is None or heads[1:] == back[:-1]:
-            found.add(module)
-    return found
+            modules.add(module)
+    return modules
 
 
 def _default(
@@ -282,10 +282,10 @@ def lora_kind(path: str) -> Literal["lora_a", "lora_b"] | None:
     >>> lora_kind("mlp/kernel_lora_a"), lora_kind("mlp/lora_B/weight"), lora_kind("mlp/kernel")
     ('lora_a', 'lora_b', None)
     """
-    found = _LORA.findall(path)
-    if not found:
+    lora_names = _LORA.findall(path)
+    if not lora_names:
         return None
-    return "lora_a" if found[-1][1] in ("a", "A", "down") else "lora_b"
+    return "lora_a" if lora_names[-1][1] in ("a", "A", "down") else "lora_b"
 
 
 def lora_partner(path: str) -> str:
@@ -329,8 +329,8 @@ def _factor(
         )
     inputs_first = _inputs_first(leaf, convention)
     if inputs_first is None:
-        found = _LORA.findall(path)
-        inputs_first = not (found and found[-1][1] in ("A", "B"))
+        lora_names = _LORA.findall(path)
+        inputs_first = not (lora_names and lora_names[-1][1] in ("A", "B"))
     rank = inside[-1] if inputs_first == (kind == "lora_a") else inside[0]
     if kind == "lora_b" and len(inside) == 4 and "conv" in path.lower():
         rank = inside[-2] if inputs_first else inside[1]

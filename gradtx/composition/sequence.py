@@ -45,20 +45,20 @@ def through(
     """
     # Outside of a compiled step, transformations within may be run as programs: see `eager`.
     apart = count_of_arrays(updates) > 0
-    whole = not holds_packed(updates)
+    whole_leaves = not holds_packed(updates)
     pairs = list(zip(links, states, strict=True))
     each = [_Passed(tx, state, None) for tx, state in pairs]
     if not apart:
-        each = [link for tx, state in pairs for link in _links(tx, state, whole)]
+        each = [link for tx, state in pairs for link in _links(tx, state, whole_leaves)]
     new: list[State] = []
     done = False
     for run in _runs(each):
         rules = [link.rule for link in run if link.rule is not None]
         if rules:
             here = last() if run[-1] is each[-1] else None
-            held = [link.state for link in run]
-            updates, made = in_turn(rules, updates, held, params, extra_args, here)
-            new, done = new + made, here is not None
+            rule_states = [link.state for link in run]
+            updates, new_states = in_turn(rules, updates, rule_states, params, extra_args, here)
+            new, done = new + new_states, here is not None
         else:
             ((tx, state, _),) = run
             updates, state = tx.update(updates, state, params, **extra_args)
@@ -69,20 +69,24 @@ def through(
     return updates, new, done
 
 
-def _links(tx: GradientTransformation, state: State, whole: bool) -> list[_Passed]:
+def _links(tx: GradientTransformation, state: State, whole_leaves: bool) -> list[_Passed]:
     """The links of a chain, and of the chains within it, with their states and rules.
 
     A rule can be joined to others if it reads entries or rows; if leaves are packed into vectors,
-    so that they are not `whole`, only if it reads entries.
+    and not `whole_leaves`, only if it reads entries.
     """
     tx.check_numbers()
     links = tx.traits.links
     if links is not None:
         inner = zip(links.each, links.states(state), strict=True)
-        return [link for tx, state in inner for link in _links(tx, state, whole)]
+        return [link for tx, state in inner for link in _links(tx, state, whole_leaves)]
     rule: Lifted | None = tx.traits.lifted
     if rule is not None:
-        fits = rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW) if whole else tx.takes_vectors
+        fits = (
+            rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW)
+            if whole_leaves
+            else tx.takes_vectors
+        )
         rule = rule if fits else None
     return [_Passed(tx, state, rule)]
 

@@ -67,10 +67,10 @@ class Expansion:
 
         A pair that is built anew at each step, for its schedules, is only an update to others.
         """
-        own = self.pair.traits
+        traits = self.pair.traits
         if self.schedules:
-            return own._replace(step=None, cases=None, lifted=None, links=None)
-        return own if own.step is None else own._replace(step=self._step)
+            return traits._replace(step=None, cases=None, lifted=None, links=None)
+        return traits if traits.step is None else traits._replace(step=self._step)
 
     def init(self, params: Params) -> State:
         tell_flax()  # which may have been imported since the pair was built
@@ -91,8 +91,8 @@ class Expansion:
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         self.declaration.check_numbers()
-        params, extra_args = without_objects(updates, params, extra_args)
         extra_args = of_all_leaves(extra_args, params)
+        params = without_objects(updates, params)
         if self._sees_leaves(updates):
             return on_leaves(self.update, updates, state, params, extra_args)
         arrays = {n: v for n, v in extra_args.items() if not callable(v)}
@@ -145,10 +145,10 @@ class Expansion:
 
 def _of_slots(pair: Any, function: Any, state: State) -> Any:
     """A pair's update or step for slots in whatever form they are kept: the engine's takes any."""
-    own = pair.traits
+    traits = pair.traits
     # A pair that only hands its state on leaves this to the pairs inside of it.
-    hands_on = own.parts is not None and all(p.declaration is not None for p in own.parts)
-    engine = own.rule is not None or hands_on
+    hands_on = traits.parts is not None and all(p.declaration is not None for p in traits.parts)
+    engine = traits.rule is not None or hands_on
     return function if engine else on_arrays(function, state)
 
 
@@ -157,16 +157,16 @@ def _update_of(pair: Any, state: State) -> Any:
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any, whole: Any) -> Callable[..., Any]:
+def _program(structure: Any, form: Any) -> Callable[..., Any]:
     """The step of what a declaration describes, compiled; its array hyperparameters come first.
 
     Args:
         structure: of the declaration.
-        whole: the :func:`whole_form` of the leaves that it is asked of.
+        form: the :func:`whole_form` of the leaves that it is asked of.
     """
 
     def run(numbers: Any, *trees: Any, **extra_args: Any) -> Any:
-        with one_by_one(True), whole_leaves(of_form(whole)):  # the first for jax.disable_jit
+        with one_by_one(True), whole_leaves(of_form(form)):  # the first for jax.disable_jit
             expansion = Expansion(Declaration.unflatten(structure, numbers))
             return expansion.update(*trees, **extra_args)
 

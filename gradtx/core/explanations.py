@@ -68,8 +68,8 @@ def _different(error: Exception, updates: Any, params: Any) -> str | None:
         return None
     if leaves_with_path(updates)[1] == leaves_with_path(params)[1]:
         return None
-    found = first_difference(updates, params)
-    return f"the gradients and the parameters are different trees: {found}"
+    difference = first_difference(updates, params)
+    return f"the gradients and the parameters are different trees: {difference}"
 
 
 def explain(
@@ -105,8 +105,8 @@ def explain(
         return
     try:
         check_alive(gradients=updates, state=state, parameters=params)
-    except ValueError as found:
-        raise ValueError(f"{name}: {found}") from error.__cause__ or error
+    except ValueError as problem:
+        raise ValueError(f"{name}: {problem}") from error.__cause__ or error
     if (difference := _different(error, updates, params)) is not None:
         raise ValueError(f"{name}: {difference}") from error
 

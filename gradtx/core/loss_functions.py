@@ -98,9 +98,9 @@ def of_all_leaves(extra_args: dict[str, Any], params: Params | None) -> dict[str
 def _filled(name: str, function: Callable[..., Any], params: Params) -> Callable[..., Any]:
     @functools.wraps(function)
     def filled(at: PyTree, *args: Any, **kwargs: Any) -> Any:
-        whole = unpack(params) if holds_packed(params) and not holds_packed(at) else params
+        whole_params = unpack(params) if holds_packed(params) and not holds_packed(at) else params
         with whole_leaves(None):  # an optimizer within the loss has parameters of its own
-            result = function(merge(at, whole), *args, **kwargs)
+            result = function(merge(at, whole_params), *args, **kwargs)
         return map_present(lambda _, g: g, at, result) if name in GRADIENTS else result
 
     filled.of_all_leaves = True  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ def on_arrays(function: Callable[..., Any], state: State) -> Callable[..., Any]:
         state: the state that it will be called with.
     """
     names = slot_fields(type(state))
-    held = [getattr(state, name) for name in names]
-    if not any(map(is_stored, jax.tree.leaves(held, is_leaf=is_stored))):
+    slots = [getattr(state, name) for name in names]
+    if not any(map(is_stored, jax.tree.leaves(slots, is_leaf=is_stored))):
         return function
 
     def run(updates: Updates, state: State, *rest: Any, **extra_args: Any) -> Any:

@@ -184,11 +184,11 @@ class GradientTransformation(_Pair, Declared):
         """The transformations among the arguments, with their names there."""
         if self.declaration is None:
             return ()
-        found: list[tuple[str, GradientTransformation]] = []
+        children: list[tuple[str, GradientTransformation]] = []
         for name, value in self.declaration.arguments.items():
             kind = self.declaration.builder.signature.parameters[name].kind
-            found += transformations_in(value, "" if kind is kind.VAR_POSITIONAL else name)
-        return tuple(found)
+            children += transformations_in(value, "" if kind is kind.VAR_POSITIONAL else name)
+        return tuple(children)
 
     @functools.cached_property
     def inside(self) -> "tuple[GradientTransformation, ...]":
@@ -208,7 +208,7 @@ class GradientTransformation(_Pair, Declared):
     @functools.cached_property
     def within(self) -> "tuple[GradientTransformation, ...]":
         """The transformations inside of it, at every depth."""
-        return tuple(found for tx in self.inside for found in (tx, *tx.within))
+        return tuple(inner for tx in self.inside for inner in (tx, *tx.within))
 
     @property
     def is_built(self) -> bool:
@@ -226,12 +226,12 @@ class GradientTransformation(_Pair, Declared):
 
     def _replace(self, **fields: Any) -> Self:
         declared = self.declaration is not None and "init" in fields
-        kept = self.traits
+        traits = self.traits
         if "update" in fields or declared:
             # The record of the old update does not hold for the new one, nor does the declaration.
             # Needs are looked up in the old pair: a new update of its state most likely calls it.
-            kept = Traits(inner=() if "init" in fields else (self,))
-        return type(self)(**{**self._asdict(), **kept._asdict(), **fields})
+            traits = Traits(inner=() if "init" in fields else (self,))
+        return type(self)(**{**self._asdict(), **traits._asdict(), **fields})
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -373,6 +373,12 @@ def transformations_in(value: Any, name: str) -> Iterator[tuple[str, GradientTra
             yield from transformations_in(item, name if pair else join(i))
 
 
+def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
+    """The axes over which `tx` reduces gradients."""
+    messages = [part.traits.communication for part in (tx, *tx.within)]
+    return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
+
+
 @overload
 def transformation(
     function: Callable[_P, GradientTransformation],
@@ -509,11 +515,11 @@ def _adapted(
     def update_with(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        given = extra_args if takes_more else {}
+        accepted_args = extra_args if takes_more else {}
         if holds_packed(updates):
-            return on_leaves(update, updates, state, params, given)
+            return on_leaves(update, updates, state, params, accepted_args)
         if holds_rows(updates):
-            refuse_changed_indices(lambda g: update(g, state, params, **given)[0], updates)
-        return cast(tuple[Updates, State], update(updates, state, params, **given))
+            refuse_changed_indices(lambda g: update(g, state, params, **accepted_args)[0], updates)
+        return cast(tuple[Updates, State], update(updates, state, params, **accepted_args))
 
     return GradientTransformationExtraArgs(lambda params: init(unpack(params)), update_with)

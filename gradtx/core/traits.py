@@ -104,10 +104,10 @@ _sent: ContextVar[list[Sent] | None] = ContextVar("sent", default=None)
 @contextlib.contextmanager
 def all_sent() -> Iterator[list[Sent]]:
     """A list to which every ``init`` that is called within adds what its transformation sends."""
-    found: list[Sent] = []
-    token = _sent.set(found)
+    sent: list[Sent] = []
+    token = _sent.set(sent)
     try:
-        yield found
+        yield sent
     finally:
         _sent.reset(token)
 

@@ -92,8 +92,10 @@ class Builder:
     @functools.cached_property
     def _forms(self) -> Mapping[str, Callable[[str, Any], Any]]:
         """For each argument that is `Kept` in another form: the function that makes that form."""
-        found = ((name, mark) for name, hint in self.hints.items() for mark in checks.marks(hint))
-        return {name: mark.form for name, mark in found if isinstance(mark, Kept)}
+        named_marks = (
+            (name, mark) for name, hint in self.hints.items() for mark in checks.marks(hint)
+        )
+        return {name: mark.form for name, mark in named_marks if isinstance(mark, Kept)}
 
     def recorded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that were written down, with what those meant that were not there yet."""
@@ -178,8 +180,8 @@ class Builder:
 
 
 def _find(module: str, qualname: str) -> Builder:
-    found = functools.reduce(getattr, qualname.split("."), __import__(module, fromlist=["_"]))
-    return typing.cast(Builder, found.builder)
+    function = functools.reduce(getattr, qualname.split("."), __import__(module, fromlist=["_"]))
+    return typing.cast(Builder, function.builder)
 
 
 def _number(value: Any) -> Any:
@@ -254,9 +256,9 @@ class Declaration:
     def flatten(self) -> tuple[tuple[Any, ...], Any]:
         """The array hyperparameters, and everything else in a hashable form."""
         if self._flat is None:
-            given = self.arguments
+            arguments = self.arguments
             leaves, treedef = jax.tree.flatten(
-                given, is_leaf=(lambda x: x is not given) if self.builder.static else None
+                arguments, is_leaf=(lambda x: x is not arguments) if self.builder.static else None
             )
             dynamic = [checks.is_array(leaf) and not self.builder.static for leaf in leaves]
             arrays = tuple(leaf for leaf, d in zip(leaves, dynamic, strict=True) if d)

@@ -60,9 +60,9 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
         for name in filter(builder.is_number, arguments):
             if SCHEDULE not in marks(builder.hints[name]):
                 check_no_schedule(builder.name, name, arguments[name])
-        made = DeclaredSchedule(Declaration(builder, arguments))
-        made._function = builder.call(made.declaration.arguments)
-        return made
+        declared = DeclaredSchedule(Declaration(builder, arguments))
+        declared._function = builder.call(declared.declaration.arguments)
+        return declared
 
     return publish(build, builder, schedules=False)
 

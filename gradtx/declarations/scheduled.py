@@ -57,12 +57,12 @@ class Schedules:
         """The declaration with the first values, which are checked against their ranges."""
         with jax.ensure_compile_time_eval():  # the values outlive a trace in which they are made
             evaluated = self.at(0)
-        builder, given = self.declaration.builder, self.declaration.arguments
+        builder, arguments = self.declaration.builder, self.declaration.arguments
         for name in self.names:
             allowed = hyperparameter_range(builder.hints.get(name))
-            if allowed is not None and not isinstance(given[name], HostValue):
+            if allowed is not None and not isinstance(arguments[name], HostValue):
                 first = evaluated.arguments[name]
-                check_first_value(builder.name, name, given[name], first, allowed)
+                check_first_value(builder.name, name, arguments[name], first, allowed)
         return evaluated
 
     def counted(self, state: State, clock: Callable[[Any], State] | None) -> State:

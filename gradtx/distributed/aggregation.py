@@ -126,15 +126,15 @@ def aggregate(
             else:
                 reduced.append(cast(divide_by(next(summed), total), array.dtype))
         results = iter(reduced)
-        found = treedef.unflatten([None if g is None else next(results) for _, g in leaves])
+        aggregated = treedef.unflatten([None if g is None else next(results) for _, g in leaves])
         if noise_decay is None:
-            return found, state
-        whole = total_weight(axis_name, weight) if total is None else total
-        factor = 1 if op == "mean" else divide_by(jnp.ones([]), whole) ** 2
-        mean = norm_sq(found) * factor
-        square, parts = (*next(summed), whole)[:2]
-        return found, AggregateState(
-            noise_scale_of_parts(square, parts, mean, whole, state.noise_scale, noise_decay)
+            return aggregated, state
+        weight_sum = total_weight(axis_name, weight) if total is None else total
+        factor = 1 if op == "mean" else divide_by(jnp.ones([]), weight_sum) ** 2
+        mean = norm_sq(aggregated) * factor
+        square, parts = (*next(summed), weight_sum)[:2]
+        return aggregated, AggregateState(
+            noise_scale_of_parts(square, parts, mean, weight_sum, state.noise_scale, noise_decay)
         )
 
     def init(params: Params) -> State:

@@ -69,7 +69,7 @@ class Code(NamedTuple):
     """The encoding of the entries of a chunk that are sent, as words of 16 bits.
 
     Attributes:
-        encode: ``(where, values) -> words``, from `(chunks, kept)` to `(chunks, words)`.
+        encode: ``(where, values) -> words``, from `(chunks, entries)` to `(chunks, words)`.
         decode: ``words -> (where, values)``; further dimensions may stand before these.
         words: ``entries -> words``, the number of words for a number of entries.
     """
@@ -111,7 +111,7 @@ def _two_bits() -> Code:
         values = jnp.take_along_axis(sizes, entries & 1, axis=-1)
         return entries >> 2, jnp.where((entries & 2) != 0, -values, values)
 
-    return Code(encode, decode, lambda kept: kept + 4)
+    return Code(encode, decode, lambda entries: entries + 4)
 
 
 def _bfloat16() -> Code:
@@ -127,7 +127,7 @@ def _bfloat16() -> Code:
         values = jax.lax.bitcast_convert_type(values, jnp.bfloat16)
         return where.astype(jnp.int32), values.astype(jnp.float32)
 
-    return Code(encode, decode, lambda kept: 2 * kept)
+    return Code(encode, decode, lambda entries: 2 * entries)
 
 
 def _cosines(n: int) -> np.ndarray[Any, Any]:

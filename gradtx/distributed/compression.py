@@ -81,10 +81,10 @@ def compressed(
                     f"{label}: the parameter at {path_string(path)!r} is complex; aggregate it "
                     "uncompressed (see partition)"
                 )
-        state_class, made = init(arrays)
-        made["error"] = [jnp.zeros_like(widen(p)) for p in arrays]
+        state_class, slots = init(arrays)
+        slots["error"] = [jnp.zeros_like(widen(p)) for p in arrays]
         none = [p for _, p in leaves]
-        return state_class(**{n: treedef.unflatten(_filled(none, x)) for n, x in made.items()})
+        return state_class(**{n: treedef.unflatten(_filled(none, x)) for n, x in slots.items()})
 
     def update(
         updates: Updates,
@@ -110,7 +110,7 @@ def compressed(
         everything = [g for _, g in leaves]
         present = [(path, gradient(g, path)) for path, g in leaves if g is not None]
         check_varying(label, axis_name, present)
-        held = {
+        slots = {
             n: [x for x, g in zip(column, everything, strict=True) if g is not None]
             for n, column in columns.items()
         }
@@ -123,13 +123,13 @@ def compressed(
             if op == "mean_of_senders":
                 counted = total_weight(axis_name, jnp.where(jnp.asarray(weight) == 0, 0.0, 1.0))
             mine = [divide_by(x * counted, total) for x in mine]
-        mine = [x + decay * e for x, e in zip(mine, held["error"], strict=True)]
-        means, sent, new = exchange(mine, held, devices)
+        mine = [x + decay * e for x, e in zip(mine, slots["error"], strict=True)]
+        means, sent, new = exchange(mine, slots, devices)
         new["error"] = [x - s for x, s in zip(mine, sent, strict=True)]
         trees = {}
         for n, values in new.items():
-            kept = [cast(x, old.dtype) for x, old in zip(values, held[n], strict=True)]
-            trees[n] = treedef.unflatten(_filled(everything, kept, columns[n]))
+            new_column = [cast(x, old.dtype) for x, old in zip(values, slots[n], strict=True)]
+            trees[n] = treedef.unflatten(_filled(everything, new_column, columns[n]))
         factor = total if op == "sum" else 1
         out = [cast(m * factor, g.dtype) for m, (_, g) in zip(means, present, strict=True)]
         return treedef.unflatten(_filled(everything, out)), state._replace(**trees)
@@ -406,9 +406,9 @@ def aggregate_power_sgd(
         first = [x if w else x @ q for x, q, w in zip(matrices, old, whole, strict=True)]
         first = [x / devices for x in _summed(first, axis_name)]
         left = [x if w else jnp.linalg.qr(x)[0] for x, w in zip(first, whole, strict=True)]
-        own = [m.T @ p for m, p, w in zip(matrices, left, whole, strict=True) if not w]
-        right = iter(_summed(own, axis_name))
-        mine_right = iter(own)
+        local_right = [m.T @ p for m, p, w in zip(matrices, left, whole, strict=True) if not w]
+        right = iter(_summed(local_right, axis_name))
+        mine_right = iter(local_right)
         means, sent, new = [], [], []
         for x, p, q, w in zip(mine, left, old, whole, strict=True):
             if w:

@@ -6,7 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount
-from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.core.pair import (
+    GradientTransformation,
+    reduced_axes,
+    transformation,
+    with_extra_args_support,
+)
 from gradtx.distributed.aggregation import aggregate, message_bytes
 from gradtx.engine.lift import needed
 from gradtx.inspection.description import communications, sent
@@ -21,7 +26,6 @@ from gradtx.sharding.axes import (
     check_axis_name,
     communicating,
 )
-from gradtx.training.minimize import reduced_axes
 from gradtx.types import (
     Array,
     EmptyState,

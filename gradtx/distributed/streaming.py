@@ -175,32 +175,53 @@ def streaming_diloco(
 
         def part(i: Array) -> tuple[PyTree, PyTree, PyTree]:
             """The updates of a fragment, its parameters, and the two added."""
-            own = _take(map_present(parts.cut, out), i)
+            fragment_updates = _take(map_present(parts.cut, out), i)
             there = _take(
                 map_present(lambda u, p: parts.cut(widen(jnp.asarray(p))), out, params), i
             )
-            return own, there, map_present(lambda u, p: p + widen(u), own, there)
+            return (
+                fragment_updates,
+                there,
+                map_present(lambda u, p: p + widen(u), fragment_updates, there),
+            )
 
         arriving = (state.fragment - 1) % fragments if delay else state.fragment
         here = state.until_arrival == 1 if delay else now
-        own, before, mine = part(arriving)
-        anchor = map_present(lambda u, a: a, own, _take(state.anchor, arriving))
-        held = _take(state.outer_states, arriving)
-        change = state.sending if delay else map_present(lambda u, a, m: a - m, own, anchor, mine)
+        fragment_updates, before, mine = part(arriving)
+        anchor = map_present(lambda u, a: a, fragment_updates, _take(state.anchor, arriving))
+        fragment_state = _take(state.outer_states, arriving)
+        change = (
+            state.sending
+            if delay
+            else map_present(lambda u, a, m: a - m, fragment_updates, anchor, mine)
+        )
 
         def arrive() -> tuple[Updates, State, PyTree]:
             step, new = outside.update(
-                map_present(lambda u, c: c, own, change), held, anchor, extra_args
+                map_present(lambda u, c: c, fragment_updates, change),
+                fragment_state,
+                anchor,
+                extra_args,
             )
-            to = map_present(lambda u, a, s: a if s is None else a + s, own, anchor, step)
-            mixed = map_present(lambda u, a, m: mixing * m + (1 - mixing) * a, own, to, mine)
-            moved = map_present(lambda u, x, p: cast(x - p, u.dtype), own, mixed, before)
+            to = map_present(
+                lambda u, a, s: a if s is None else a + s, fragment_updates, anchor, step
+            )
+            mixed = map_present(
+                lambda u, a, m: mixing * m + (1 - mixing) * a, fragment_updates, to, mine
+            )
+            moved = map_present(
+                lambda u, x, p: cast(x - p, u.dtype), fragment_updates, mixed, before
+            )
             return moved, new, in_form_of(to, anchor)
 
         if interval == 1:
-            chosen = jax.tree.map(lambda y, n: jnp.where(here, y, n), arrive(), (own, held, anchor))
+            chosen = jax.tree.map(
+                lambda y, n: jnp.where(here, y, n),
+                arrive(),
+                (fragment_updates, fragment_state, anchor),
+            )
         else:
-            chosen = branch(here, arrive, lambda: (own, held, anchor))
+            chosen = branch(here, arrive, lambda: (fragment_updates, fragment_state, anchor))
         moved, outer_state, anchor = chosen
         out = map_present(
             lambda u, cut: parts.joined(cut, u),

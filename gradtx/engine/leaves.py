@@ -77,8 +77,9 @@ def parameter(p: Any, path: Any = ()) -> Array:
         kind = getattr(p, "dtype", type(p).__name__)
         raise TypeError(
             f"the parameter at {path_string(path)!r} is {kind}: only floating-point and complex "
-            "arrays can be trained; leave it out with `trainable` or `select`, or of an Equinox "
-            "module pass eqx.filter(model, eqx.is_inexact_array)"
+            "arrays can be trained; leave it out, with `trainable` of make_step or minimize, with "
+            "select(params, ...) for init, describe and plan_step, or of an Equinox module with "
+            "eqx.filter(model, eqx.is_inexact_array)"
         )
     return cast(p, p.dtype)  # a weak type would become strong after a step, and compile again
 
@@ -141,7 +142,7 @@ class Steps:
 
     def __init__(self, label: str, state: Any, count: Array | None) -> None:
         self._count = count
-        self._made: dict[Any, Step] = {}
+        self._steps: dict[Any, Step] = {}
         self._none: Any = NoStep(label, state) if count is None else None
 
     def of(self, dtype: DType, leaf: Any = None) -> Any:
@@ -149,9 +150,9 @@ class Steps:
         if self._count is None:
             return self._none
         dtype = real_dtype(dtype)
-        if dtype not in self._made:
-            self._made[dtype] = Step(self._count, dtype)
-        step = self._made[dtype]
+        if dtype not in self._steps:
+            self._steps[dtype] = Step(self._count, dtype)
+        step = self._steps[dtype]
         return step if leaf is None else step.of_leaf(leaf)
 
     def anew(self, dtype: DType) -> Any:

@@ -243,7 +243,7 @@ class Lifted(Rule):
 
     Attributes:
         begin: takes the arguments of an update apart.
-        end: ``(given, state, new slots and scalars) -> new state``.
+        end: ``(leaves, state, new slots and scalars) -> new state``.
     """
 
     def __init__(
@@ -293,23 +293,27 @@ def lift(
         # A tree may also hold what is never trained, if nothing is to be kept for it.
         keeps = slotted or scalars
         checked = [parameter(p, path) if keeps and p is not None else None for path, p in leaves]
-        made = first(params, checked, [path for path, _ in leaves])
-        for one in made:
+        initial_slots = first(params, checked, [path for path, _ in leaves])
+        for one in initial_slots:
             if one is not None:
                 check_names(f"{label}: the slots at the start", one, slotted, rule.state)
-        trees = {n: treedef.unflatten([m if m is None else m[n] for m in made]) for n in slotted}
+        trees = {
+            n: treedef.unflatten([m if m is None else m[n] for m in initial_slots]) for n in slotted
+        }
         there = [widen(p) for p in checked if p is not None]
-        given = start(there) if callable(start) else start or {}
-        check_names(f"{label}: what starts beside the slots", given, [*scalars, *keys], rule.state)
+        initial_values = start(there) if callable(start) else start or {}
+        check_names(
+            f"{label}: what starts beside the slots", initial_values, [*scalars, *keys], rule.state
+        )
         kind = scalar_dtype(there)
-        kept = {
+        scalars_and_keys = {
             n: own_copy(v, bool if isinstance(v, bool) else kind)
-            for n, v in given.items()
+            for n, v in initial_values.items()
             if n in scalars
         }
-        kept |= {n: given[n] for n in keys}
+        scalars_and_keys |= {n: initial_values[n] for n in keys}
         counts = {n: jnp.zeros([], jnp.int32) for n in counters}
-        return typed(State, rule.state(**trees, **kept, **counts))
+        return typed(State, rule.state(**trees, **scalars_and_keys, **counts))
 
     def begin(
         updates: Updates,
@@ -347,24 +351,24 @@ def lift(
             {**counts, **{n: pair[0] for n, pair in drawn.items()}},
         )
 
-    def end(given: Leaves, state: State, new: dict[str, Any]) -> State:
+    def end(leaves: Leaves, state: State, new: dict[str, Any]) -> State:
         if advance is not None:
-            step = given.steps.of(scalar_dtype([g for g in given.gradients if g is not None]))
-            new = {**new, **advance(given.view({}), step)}
+            step = leaves.steps.of(scalar_dtype([g for g in leaves.gradients if g is not None]))
+            new = {**new, **advance(leaves.view({}), step)}
         if not fields:
             return state
-        fresh = {n: given.treedef.unflatten(new[n]) for n in slotted}
+        fresh = {n: leaves.treedef.unflatten(new[n]) for n in slotted}
         fresh |= {
             n: cast(jnp.asarray(new[n]), getattr(state, n).dtype) for n in scalars if n in new
         }
-        return state._replace(**fresh, **given.next)
+        return state._replace(**fresh, **leaves.next)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        given = begin(updates, state, params, **extra_args)
-        directions, new = transform(given)
-        return given.treedef.unflatten(directions), end(given, state, new)
+        leaves = begin(updates, state, params, **extra_args)
+        directions, new = transform(leaves)
+        return leaves.treedef.unflatten(directions), end(leaves, state, new)
 
     lifted = Lifted(rule, begin, end)
     return GradientTransformationExtraArgs(init, update, rule=rule, lifted=lifted)
@@ -385,8 +389,8 @@ def each_slots(state: type, slots: SlotsFn | None) -> FirstFn:
 def each_leaf(rule: Rule) -> Transform:
     """The function that applies a rule of entries, rows or leaves to one leaf after another."""
 
-    def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
-        directions, (slots,) = _leaf_by_leaf([rule], [given])
+    def transform(leaves: Leaves) -> tuple[list[Any], dict[str, Any]]:
+        directions, (slots,) = _leaf_by_leaf([rule], [leaves])
         return directions, slots
 
     return transform
@@ -416,31 +420,33 @@ def in_turn(
 
     Each rule gets the updates of the rule before it. Only the first may read the whole tree.
     """
-    given = [
+    leaves_of_rules = [
         rule.begin(updates, state, params, **extra_args)
         for rule, state in zip(rules, states, strict=True)
     ]
-    directions, new = _leaf_by_leaf(rules, given, last)
-    ended = zip(rules, given, states, new, strict=True)
-    return given[0].treedef.unflatten(directions), [r.end(*rest) for r, *rest in ended]
+    directions, new = _leaf_by_leaf(rules, leaves_of_rules, last)
+    ended = zip(rules, leaves_of_rules, states, new, strict=True)
+    return leaves_of_rules[0].treedef.unflatten(directions), [r.end(*rest) for r, *rest in ended]
 
 
 def _leaf_by_leaf(
-    rules: Sequence[Rule], given: Sequence[Leaves], last: Last | None = None
+    rules: Sequence[Rule], leaves_of_rules: Sequence[Leaves], last: Last | None = None
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """The directions of the last rule for all leaves, and the new slots of each rule.
 
     Each rule gets the directions of the rule before it. All rules are traced together, once for
     leaves of the same shapes and types.
     """
-    first, there = given[0], given[0].there()
+    first, there = leaves_of_rules[0], leaves_of_rules[0].there()
     by_number = any(rule.scope is Scope.LEAF for rule in rules)
-    params = next((x.params for x in given if x.takes_params), last.params if last else None)
+    params = next(
+        (x.params for x in leaves_of_rules if x.takes_params), last.params if last else None
+    )
     applied = [
         rule.function
         if leaves.skipped is None
         else leaves.skipped.over(rule.function, rule.zero_gradient, reads_params(rule.function))
-        for rule, leaves in zip(rules, given, strict=True)
+        for rule, leaves in zip(rules, leaves_of_rules, strict=True)
     ]
 
     def on_leaf(
@@ -448,11 +454,13 @@ def _leaf_by_leaf(
     ) -> tuple[Any, list[dict[str, Any]]]:
         g, slots = gradient, []
         u: Any
-        for rule, function, leaves, of_leaf in zip(rules, applied, given, beside, strict=True):
-            held, drawn = of_leaf
-            leaf = g, held, p if leaves.takes_params else None, drawn
+        for rule, function, leaves, of_leaf in zip(
+            rules, applied, leaves_of_rules, beside, strict=True
+        ):
+            slots_of_leaf, drawn = of_leaf
+            leaf = g, slots_of_leaf, p if leaves.takes_params else None, drawn
             if is_rows(g):
-                u, new = on_rows(function, leaves, leaf, whole=rule.scope is Scope.LEAF)
+                u, new = on_rows(function, leaves, leaf, whole_slots=rule.scope is Scope.LEAF)
             else:
                 u, new = on_array(function, leaves, leaf, number)
             if u.shape != g.shape:
@@ -467,7 +475,7 @@ def _leaf_by_leaf(
         g = first.gradients[i]
         if not is_rows(g):
             g = first.gradients[i] = first.gradient(i)
-        for rule, leaves in zip(rules, given, strict=True):
+        for rule, leaves in zip(rules, leaves_of_rules, strict=True):
             if not is_rows(g):
                 check_shapes(leaves, i, g.shape)
             elif not rule.on_rows:
@@ -475,14 +483,16 @@ def _leaf_by_leaf(
         p = None if params is None else params[i]
         # A rule of whole leaves may want what each leaf computes by itself, by the leaf's number.
         number = np.int32(i) if by_number else None
-        calls.append((number, g, p, *((x.held(i), x.drawn[i]) for x in given)))
+        calls.append((number, g, p, *((x.held(i), x.drawn[i]) for x in leaves_of_rules)))
     if rules[0].of_tree is not None:
         first.scalars |= rules[0].of_tree([widened(g) for _, g, *_ in calls])
     dense = [call for call in calls if not is_rows(call[1])]
-    made = iter(traced_once("_".join(leaves.label for leaves in given), on_leaf, dense))
-    results = [on_leaf(*call) if is_rows(call[1]) else next(made) for call in calls]
+    dense_results = iter(
+        traced_once("_".join(leaves.label for leaves in leaves_of_rules), on_leaf, dense)
+    )
+    results = [on_leaf(*call) if is_rows(call[1]) else next(dense_results) for call in calls]
     directions: list[Any] = [None] * len(first.gradients) if last is None else [*last.params]
-    slots = [{n: list(column) for n, column in leaves.slots.items()} for leaves in given]
+    slots = [{n: list(column) for n, column in leaves.slots.items()} for leaves in leaves_of_rules]
     for i, (direction, new) in zip(there, results, strict=True):
         directions[i] = direction
         for columns, of_rule in zip(slots, new, strict=True):
@@ -499,54 +509,56 @@ OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
 
 
 def on_array(
-    rule: RuleFn, given: Leaves, leaf: OneLeaf, number: Any = None
+    rule: RuleFn, leaves: Leaves, leaf: OneLeaf, number: Any = None
 ) -> tuple[Array, dict[str, Any]]:
     """The rule on a leaf whose gradient is an array; an empty leaf stays as it is."""
-    g, held, p, drawn = leaf
+    g, slots, p, drawn = leaf
     if not g.size:  # its largest entry does not exist, and its mean would be NaN
-        return g, held
-    loaded = {n: load(s) for n, s in held.items()}
-    direction, new = call(rule, given, widen(g), loaded, p, drawn, number)
-    return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in held.items()}
+        return g, slots
+    loaded = {n: load(s) for n, s in slots.items()}
+    direction, new = call(rule, leaves, widen(g), loaded, p, drawn, number)
+    return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in slots.items()}
 
 
 def on_rows(
-    rule: RuleFn, given: Leaves, leaf: OneLeaf, *, whole: bool
+    rule: RuleFn, leaves: Leaves, leaf: OneLeaf, *, whole_slots: bool
 ) -> tuple[Rows, dict[str, Any]]:
-    """The rule on a gradient that is `Rows`, with these rows of the slots or the `whole` slots."""
-    g, held, p, drawn = leaf
+    """The rule on a gradient that is `Rows`, with these rows of the slots or `whole_slots`."""
+    g, slots, p, drawn = leaf
     g = g.coalesce()
-    loaded = {n: load(s) if whole else take(s, g.indices) for n, s in held.items()}
+    loaded = {n: load(s) if whole_slots else take(s, g.indices) for n, s in slots.items()}
     p = None if p is None else take_rows(p, g.indices)
-    direction, new = call(rule, given, widen(g.values), loaded, p, drawn)
-    kept = {n: store(s, new[n]) if whole else put(s, g.indices, new[n]) for n, s in held.items()}
-    return g.with_values(cast(direction, g.dtype)), kept
+    direction, new = call(rule, leaves, widen(g.values), loaded, p, drawn)
+    new_slots = {
+        n: store(s, new[n]) if whole_slots else put(s, g.indices, new[n]) for n, s in slots.items()
+    }
+    return g.with_values(cast(direction, g.dtype)), new_slots
 
 
 def call(
     rule: RuleFn,
-    given: Leaves,
+    leaves: Leaves,
     g: Array,
     loaded: dict[str, Any],
     p: Any,
     drawn: Mapping[str, Any] = MappingProxyType({}),
     number: Any = None,
 ) -> tuple[Array, dict[str, Any]]:
-    """The result of a rule for a leaf or some of its rows, given slots and random keys.
+    """The result of a rule for a leaf or some of its rows, with slots and random keys.
 
     Args:
         rule: the rule.
-        given: all leaves.
+        leaves: all leaves.
         g: the gradient, in the type in which the rule computes.
         loaded: the slots.
         p: the parameter; None for a rule that takes none.
         drawn: the random keys.
         number: that of the leaf, see :meth:`Step.of_leaf`.
     """
-    arguments = [g, given.view(loaded, drawn), given.steps.of(g.dtype, number)]
+    arguments = [g, leaves.view(loaded, drawn), leaves.steps.of(g.dtype, number)]
     if p is not None:
         arguments.append(widen(jnp.asarray(p)))
-    return checked_result(given.label, rule(*arguments), loaded)
+    return checked_result(leaves.label, rule(*arguments), loaded)
 
 
 def checked_result(label: str, result: Any, names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
@@ -596,12 +608,12 @@ def checked_fields(label: str, state: Any) -> dict[str, Any]:
     return fields
 
 
-def check_names(what: str, given: Mapping[str, Any], wanted: Sequence[str], state: Any) -> None:
+def check_names(what: str, names: Mapping[str, Any], wanted: Sequence[str], state: Any) -> None:
     """Raise ValueError unless exactly these names are given."""
-    if set(given) == set(wanted):
+    if set(names) == set(wanted):
         return
-    missing = [n for n in wanted if n not in given]
-    extra = [n for n in given if n not in wanted]
+    missing = [n for n in wanted if n not in names]
+    extra = [n for n in names if n not in wanted]
     problem = [f"{', '.join(map(repr, missing))} missing"] if missing else []
     problem += [f"{', '.join(map(repr, extra))} unknown"] if extra else []
     where = f" ({state.__name__})" if state is not None else ""
@@ -618,22 +630,22 @@ def check_state(label: str, state: State, state_class: Any) -> None:
 
 
 def check_shapes(
-    given: Leaves, i: int, shape: tuple[int, ...], held: dict[str, Any] | None = None
+    leaves: Leaves, i: int, shape: tuple[int, ...], slots: dict[str, Any] | None = None
 ) -> None:
     """Raise ValueError unless every slot of a leaf may belong to a gradient of that shape."""
-    for name, slot in (given.held(i) if held is None else held).items():
+    for name, slot in (leaves.held(i) if slots is None else slots).items():
         if not fits(slot, shape):
             raise ValueError(
-                f"{given.label}: at {path_string(given.paths[i])!r} the gradient has the shape "
+                f"{leaves.label}: at {path_string(leaves.paths[i])!r} the gradient has the shape "
                 f"{tuple(shape)} and the slot {name} {None if slot is None else slot.shape}"
             )
 
 
-def other_shape(given: Leaves, i: int, shape: tuple[int, ...]) -> ValueError:
+def other_shape(leaves: Leaves, i: int, shape: tuple[int, ...]) -> ValueError:
     """The error about a rule whose update of a leaf does not have the gradient's shape."""
     return ValueError(
-        f"{given.label}: at {path_string(given.paths[i])!r} a gradient of shape "
-        f"{jnp.shape(given.gradients[i])} became an update of shape {shape}; is a hyperparameter "
+        f"{leaves.label}: at {path_string(leaves.paths[i])!r} a gradient of shape "
+        f"{jnp.shape(leaves.gradients[i])} became an update of shape {shape}; is a hyperparameter "
         "or a parameter of another shape?"
     )
 

@@ -20,7 +20,13 @@ from gradtx.engine.lift import (
 )
 from gradtx.engine.matrix_batches import Batched, OnLeafFn, in_batches, with_owners
 from gradtx.engine.scopes import scope
-from gradtx.leaves.matrix_layout import Matrices, MatrixDimensions, as_matrices, axes_of
+from gradtx.leaves.matrix_layout import (
+    Matrices,
+    MatrixDimensions,
+    as_matrices,
+    axes_of,
+    names_axes,
+)
 from gradtx.leaves.shardings import shardings_are_known
 from gradtx.numerics import accumulator_dtype, full, zeros_like
 from gradtx.types import Array, PyTree, slot_fields
@@ -33,6 +39,7 @@ __all__ = [
     "as_matrices",
     "axes_of",
     "matrixwise",
+    "names_axes",
     "one_for_each_column",
     "one_for_each_row",
 ]
@@ -117,29 +124,31 @@ def matrixwise(
         raise TypeError(f"matrixwise: dimensions must be MatrixDimensions, not {dimensions!r:.80}")
     lifted = Rule(Scope.MATRIX, state, rule, on_rows=False)
     label = label_of(rule)
-    held, of_others = dict(factors or {}), slots_of_others or (lambda p: {})
-    some = bool(held or slots_of_others)
+    factor_functions, of_others = dict(factors or {}), slots_of_others or (lambda p: {})
+    some = bool(factor_functions or slots_of_others)
 
     def zeros(p: Array) -> dict[str, Any]:
-        others = {*held, *of_others(p)}
+        others = {*factor_functions, *of_others(p)}
         return {name: zeros_like(p) for name in slot_fields(state) if name not in others}
 
     def first(params: PyTree, leaves: list[Any], paths: list[Any]) -> list[Any]:
-        made: list[Any] = each_slots(state, slots or zeros)(params, leaves, paths)
+        initial_slots: list[Any] = each_slots(state, slots or zeros)(params, leaves, paths)
         for i, number in enumerate(dimensions.of(label, params) if some else ()):
             p = leaves[i]
             if p is not None:
                 how = None if number is None else as_matrices(label, paths[i], p.shape, number)
                 if how is None:
-                    made[i] |= dict.fromkeys(held) | of_others(p)
+                    initial_slots[i] |= dict.fromkeys(factor_functions) | of_others(p)
                 else:
-                    made[i] |= dict.fromkeys(of_others(p)) | {n: f(how, p) for n, f in held.items()}
-        if shardings_are_known() and (held or on_entries is None):
-            with_owners(label, batched, dimensions.of(label, params), leaves, paths, made)
-        return made
+                    initial_slots[i] |= dict.fromkeys(of_others(p)) | {
+                        n: f(how, p) for n, f in factor_functions.items()
+                    }
+        if shardings_are_known() and (factor_functions or on_entries is None):
+            with_owners(label, batched, dimensions.of(label, params), leaves, paths, initial_slots)
+        return initial_slots
 
     alone = on_entries or on_others
-    batched = Batched(rule, tuple(held), on_entries is None, on_leaf)
+    batched = Batched(rule, tuple(factor_functions), on_entries is None, on_leaf)
     transform = in_batches(batched, dimensions, alone, every=on_entries is not None)
     takes_params = alone is not None and reads_params(alone)
     return lift(lifted, first, transform, start=start, takes_params=takes_params)

@@ -70,7 +70,7 @@ def with_owners(
     numbers: list[Any],
     leaves: list[Any],
     paths: list[Any],
-    made: list[Any],
+    initial_slots: list[Any],
 ) -> None:
     """Put the initial slots of matrices that have an owner into stacks."""
     alike: dict[Any, list[int]] = {}
@@ -88,20 +88,20 @@ def with_owners(
     ]
     over = iter(zip(to_owners, beginnings(to_owners), strict=True))
     for stack, ((how, _, sharding), members) in enumerate(alike.items()):
-        own = own_batches(sharding, how, len(members))
-        if own is None:
+        division = own_batches(sharding, how, len(members))
+        if division is None:
             (axes, devices, _), begin = next(over)
         else:
-            axes, devices, begin = axes_of_stack(own, how), own.devices, None
-        for n in batched.of_batches(made[members[0]]):
-            slots = [made[i][n] for i in members]
+            axes, devices, begin = axes_of_stack(division, how), division.devices, None
+        for n in batched.of_batches(initial_slots[members[0]]):
+            slots = [initial_slots[i][n] for i in members]
             of_entries = None if n in batched.factors else how
             shares = [
-                Share(stack, k, len(members), x.shape, of_entries, axes, begin, own)
+                Share(stack, k, len(members), x.shape, of_entries, axes, begin, division)
                 for k, x in enumerate(slots)
             ]
             for i, slot in zip(members, stacked(slots, shares, devices), strict=True):
-                made[i][n] = slot
+                initial_slots[i][n] = slot
 
 
 def in_batches(
@@ -112,37 +112,39 @@ def in_batches(
     Before it the rule `alone` runs on `every` leaf, or only on the leaves that are no matrices.
     """
 
-    def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
-        out: list[Any] = [None] * len(given.gradients)
-        slots = {n: list(column) for n, column in given.slots.items()}
-        numbers = dimensions.of(given.label, given.treedef.unflatten(given.gradients))
+    def transform(leaves: Leaves) -> tuple[list[Any], dict[str, Any]]:
+        out: list[Any] = [None] * len(leaves.gradients)
+        slots = {n: list(column) for n, column in leaves.slots.items()}
+        numbers = dimensions.of(leaves.label, leaves.treedef.unflatten(leaves.gradients))
         dtypes: dict[int, Any] = {}
         alike: dict[Any, list[int]] = {}
-        for i in given.there():
-            if is_rows(given.gradients[i]):
-                raise refused_rows(given.label, given.paths[i])
-            g = given.gradient(i)
+        for i in leaves.there():
+            if is_rows(leaves.gradients[i]):
+                raise refused_rows(leaves.label, leaves.paths[i])
+            g = leaves.gradient(i)
             dtypes[i] = g.dtype
             out[i] = widen(g)
             factors = () if numbers[i] is None else batched.factors
-            held = {n: s for n, s in given.held(i).items() if n not in factors and s is not None}
-            check_shapes(given, i, g.shape, held)
+            slots_of_leaf = {
+                n: s for n, s in leaves.held(i).items() if n not in factors and s is not None
+            }
+            check_shapes(leaves, i, g.shape, slots_of_leaf)
             if not g.size:
                 continue
             if alone is not None and (every or numbers[i] is None):
-                loaded = {n: load(s) for n, s in held.items()}
-                out[i], new = call(alone, given, out[i], loaded, given.params[i], given.drawn[i])
-                for n, s in held.items():
+                loaded = {n: load(s) for n, s in slots_of_leaf.items()}
+                out[i], new = call(alone, leaves, out[i], loaded, leaves.params[i], leaves.drawn[i])
+                for n, s in slots_of_leaf.items():
                     slots[n][i] = store(s, new[n])
             if numbers[i] is not None:
-                how = as_matrices(given.label, given.paths[i], g.shape, numbers[i])
-                share = _share_of(batched, given.held(i))
-                sharding = _sharding_of(given, i, out[i], how, share)
+                how = as_matrices(leaves.label, leaves.paths[i], g.shape, numbers[i])
+                share = _share_of(batched, leaves.held(i))
+                sharding = _sharding_of(leaves, i, out[i], how, share)
                 stack = None if share is None else (share.stack, share.of)
                 alike.setdefault((how, jax.typeof(out[i]), sharding, stack), []).append(i)
         divided: list[tuple[MatrixBatch, NamedSharding]] = []
-        for j, groups in enumerate(_by_shape(given.label, alike)):
-            equal = MatrixBatch(batched, given, groups, j, out, slots)
+        for j, groups in enumerate(_by_shape(leaves.label, alike)):
+            equal = MatrixBatch(batched, leaves, groups, j, out, slots)
             if equal.sharding is None:
                 equal.put(*equal.here(), out, slots)
             elif equal.has_own_batches:
@@ -160,19 +162,21 @@ MatrixGroup = tuple[Matrices, NamedSharding | None, list[int]]
 """Leaves of one layout: that layout, their sharding if it is known, and their indices."""
 
 
-def _sharding_of(given: Leaves, i: int, x: Array, how: Matrices, share: Share | None) -> Any:
+def _sharding_of(leaves: Leaves, i: int, x: Array, how: Matrices, share: Share | None) -> Any:
     """The sharding of a leaf whose matrices are divided or on several devices; otherwise None."""
-    own = None if share is None else share.own
+    division = None if share is None else share.own
     if not shardings_are_known():
         left_open = open_sharding(x)
-        if left_open is None or share is None or own is None:
+        if left_open is None or share is None or division is None:
             return left_open
         if not {*share.axes} <= {*left_open.mesh.axis_names}:
             return left_open  # the stack is of another mesh, and `MatrixBatch.owners` refuses it
         # Of a leaf with a stack of what it has on each device, the stack says how it is divided.
-        return NamedSharding(left_open.mesh, PartitionSpec(*(dims or None for dims in own.dims)))
-    path = path_string(given.paths[i])
-    if share is not None and own is None:  # these slots lie with owners, also those of experts
+        return NamedSharding(
+            left_open.mesh, PartitionSpec(*(dims or None for dims in division.dims))
+        )
+    path = path_string(leaves.paths[i])
+    if share is not None and division is None:  # these slots lie with owners, also those of experts
         return divided_sharding(path, how.axes)
     return _known_sharding_of(path, how)
 
@@ -197,7 +201,7 @@ def _by_shape(label: str, alike: dict[Any, list[int]]) -> list[list[MatrixGroup]
     Leaves that are sharded, or whose slots are in a stack, are a batch by themselves: they move
     between devices as one stack.
     """
-    found: dict[Any, list[MatrixGroup]] = {}
+    batches: dict[Any, list[MatrixGroup]] = {}
     for (how, kind, sharding, stack), members in alike.items():
         if stack is not None and len(members) != stack[1]:
             raise ValueError(
@@ -207,8 +211,8 @@ def _by_shape(label: str, alike: dict[Any, list[int]]) -> list[list[MatrixGroup]
             )
         alone = None if sharding is None and stack is None else (how, sharding, stack)
         group = how, sharding, members
-        found.setdefault((how.rows, how.columns, kind.dtype, alone), []).append(group)
-    return list(found.values())
+        batches.setdefault((how.rows, how.columns, kind.dtype, alone), []).append(group)
+    return list(batches.values())
 
 
 class MatrixBatch:
@@ -217,17 +221,17 @@ class MatrixBatch:
     def __init__(
         self,
         batched: Batched,
-        given: Leaves,
+        leaves: Leaves,
         groups: list[MatrixGroup],
         number: int,
         out: list[Any],
         slots: dict[str, list[Any]],
     ) -> None:
-        self.batched, self.given, self.groups = batched, given, groups
+        self.batched, self.leaves, self.groups = batched, leaves, groups
         self.hows = [how.stacked(len(members)) for how, _, members in groups]
         how, self.sharding, (first, *_) = groups[0]
         self.axes = how.axes
-        self.drawn = {"group": number, **given.drawn[first]}
+        self.drawn = {"group": number, **leaves.drawn[first]}
         names = batched.of_batches({n: column[first] for n, column in slots.items()})
         self.owned = {n: slots[n][first] for n in names if is_owned(slots[n][first])}
         self.stacks = [jnp.stack([out[i] for i in members]) for _, _, members in groups]
@@ -245,7 +249,7 @@ class MatrixBatch:
         return self._taken(self.stacks)
 
     @functools.cached_property
-    def held(self) -> dict[str, Array]:
+    def batched_slots(self) -> dict[str, Array]:
         """The slots of the rule, batches like `batch`."""
         return {n: self._loaded(n) for n in self.columns}
 
@@ -256,24 +260,26 @@ class MatrixBatch:
         if n in self.owned:
             return load(self.owned[n].value)
         stacks = [self._stacked(n, members) for _, _, members in self.groups]
-        whole = n in self.batched.factors
-        return _joined([_in_one(x) for x in stacks]) if whole else self._taken(stacks)
+        is_factor = n in self.batched.factors
+        return _joined([_in_one(x) for x in stacks]) if is_factor else self._taken(stacks)
 
     def _stacked(self, n: str, members: list[int]) -> Array:
         return jnp.stack([load(self.columns[n][i]) for i in members])
 
-    def rule(self, batch: Array, held: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    def rule(self, batch: Array, slots: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """The rule on a batch, or on a device's shard of it."""
-        given = self.given
-        step = given.steps.of if self.sharding is None else given.steps.anew
-        arguments = batch, given.view(held, self.drawn), step(batch.dtype)
-        return checked_result(given.label, self.batched.rule(*arguments), held)
+        leaves = self.leaves
+        step = leaves.steps.of if self.sharding is None else leaves.steps.anew
+        arguments = batch, leaves.view(slots, self.drawn), step(batch.dtype)
+        return checked_result(leaves.label, self.batched.rule(*arguments), slots)
 
     def here(self) -> tuple[Array, dict[str, Array]]:
         """The direction and the new slots, computed without moving matrices to owners."""
         count = len(self.batch)
-        in_order = {n: slot.share.in_order(self.held[n])[:count] for n, slot in self.owned.items()}
-        direction, new = self.rule(self.batch, self.held | in_order)
+        in_order = {
+            n: slot.share.in_order(self.batched_slots[n])[:count] for n, slot in self.owned.items()
+        }
+        direction, new = self.rule(self.batch, self.batched_slots | in_order)
         for n, slot in self.owned.items():
             new[n] = slot.share.laid_out(new[n], slot.value.shape[0])
         return direction, new
@@ -287,10 +293,10 @@ class MatrixBatch:
         """
         ((how, sharding, members),) = self.groups
         assert sharding is not None
-        own = own_batches(sharding, how, len(members))
+        division = own_batches(sharding, how, len(members))
         for n, slot in self.owned.items():
-            if slot.share.own != own:
-                raise self._of_another_mesh(n, sharding, f"one with {own}")
+            if slot.share.own != division:
+                raise self._of_another_mesh(n, sharding, f"one with {division}")
         staying = {n: self._loaded(n) for n in self.owned}
         stacks = {n: self._stacked(n, members) for n in self.columns if n not in staying}
         factors = {n: stacks.pop(n) for n in self.batched.factors if n in stacks}
@@ -300,8 +306,8 @@ class MatrixBatch:
 
     def owners(self, sharding: NamedSharding) -> tuple[tuple[str, ...], int]:
         """The axes of the mesh over which the batch is divided, and how many devices."""
-        kept = next((slot.share.axes for slot in self.owned.values()), None)
-        names, devices = owners(sharding, self.axes, kept)
+        stack_axes = next((slot.share.axes for slot in self.owned.values()), None)
+        names, devices = owners(sharding, self.axes, stack_axes)
         count = len(self.batch) + -len(self.batch) % devices
         each = count // devices
         for n, slot in self.owned.items():
@@ -318,7 +324,7 @@ class MatrixBatch:
         if slot.share.own is not None:
             where = f"with {slot.share.own}"
         return ValueError(
-            f"{self.given.label}: {n!r} of {len(self.batch)} equal matrices is a stack of "
+            f"{self.leaves.label}: {n!r} of {len(self.batch)} equal matrices is a stack of "
             f"{slot.value.shape[0]} over the axes {slot.share.axes} of a mesh, {where}, and on "
             f"{dict(sharding.mesh.shape)} it would be {would_be}: give a state that was made for "
             "this mesh (StateSharding.whole, then .put)"
@@ -330,7 +336,9 @@ class MatrixBatch:
         """The batch, to be divided over devices. Slots in a stack say at which device it begins."""
         begin = next((slot.share.begin for slot in self.owned.values()), begin)
         staying = list(self.owned)
-        return Divided(self.rule, self.batch, self.held, sharding, over, self.axes, staying, begin)
+        return Divided(
+            self.rule, self.batch, self.batched_slots, sharding, over, self.axes, staying, begin
+        )
 
     def put(
         self,
@@ -380,15 +388,15 @@ class MatrixBatch:
 
 
 def _by_owners(
-    found: list[tuple[MatrixBatch, NamedSharding]],
+    divided: list[tuple[MatrixBatch, NamedSharding]],
 ) -> Iterator[tuple[MatrixBatch, tuple[Array, dict[str, Array]]]]:
     """The direction and the new slots of each batch; balanced batches are one ``shard_map``."""
-    over = [equal.owners(sharding) for equal, sharding in found]
+    over = [equal.owners(sharding) for equal, sharding in divided]
     begins = beginnings(
-        [(*each, equal.hows[0].sizes) for each, (equal, _) in zip(over, found, strict=True)]
+        [(*each, equal.hows[0].sizes) for each, (equal, _) in zip(over, divided, strict=True)]
     )
     together: dict[Any, list[tuple[MatrixBatch, Divided]]] = {}
-    for k, (equal, sharding) in enumerate(found):
+    for k, (equal, sharding) in enumerate(divided):
         stack = equal.divided(sharding, over[k], begins[k])
         key = k if stack.begin is None else over[k]
         together.setdefault(key, []).append((equal, stack))

@@ -93,42 +93,42 @@ def _all_leaves(
 ) -> Transform:
     """A rule of the tree applied to all leaves that have a gradient."""
 
-    def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
-        there = given.there()
-        gradients = [_checked(given, i, on_rows=rule.on_rows) for i in there]
+    def transform(leaves: Leaves) -> tuple[list[Any], dict[str, Any]]:
+        there = leaves.there()
+        gradients = [_checked(leaves, i, on_rows=rule.on_rows) for i in there]
         g = [widened(x) for x in gradients]
         arguments: dict[str, Any] = {}
-        if given.takes_params:
-            arguments["p"] = [load(jnp.asarray(given.params[i])) for i in there]
+        if leaves.takes_params:
+            arguments["p"] = [load(jnp.asarray(leaves.params[i])) for i in there]
         if "value" in wanted:
-            value = loss_value(given.label, given.extra_args)
+            value = loss_value(leaves.label, leaves.extra_args)
             arguments["value"] = value.astype(scalar_dtype(g))
         if "chosen" in wanted:
-            chosen = _chosen(given, mask)
+            chosen = _chosen(leaves, mask)
             arguments["chosen"] = [chosen[i] for i in there]
         if "places" in wanted:
-            places = _places(given.params)
+            places = _places(leaves.params)
             arguments["places"] = [places[i] for i in there]
         for name, prefix in beside.items():
-            parts = _spread(given, name, prefix)
+            parts = _spread(leaves, name, prefix)
             arguments[name] = [parts[i] for i in there]
-        columns = {n: [load(c[i]) for i in there] for n, c in given.slots.items()}
-        held = given.view(columns, given.keys)
-        step = given.steps.of(scalar_dtype(g))
-        result, new = rule.function(g, held, step, **arguments)
-        known = [*given.slots, *given.scalars]
+        columns = {n: [load(c[i]) for i in there] for n, c in leaves.slots.items()}
+        s = leaves.view(columns, leaves.keys)
+        step = leaves.steps.of(scalar_dtype(g))
+        result, new = rule.function(g, s, step, **arguments)
+        known = [*leaves.slots, *leaves.scalars]
         if unknown := set(new) - set(known):
             check_names(
-                f"{given.label}: what the rule returns",
+                f"{leaves.label}: what the rule returns",
                 dict.fromkeys([*known, *unknown]),
                 known,
                 rule.state,
             )
 
-        directions: list[Any] = [None] * len(given.gradients)
+        directions: list[Any] = [None] * len(leaves.gradients)
         for i, x, u in zip(there, gradients, result, strict=True):
             directions[i] = _rounded(u, x.dtype)
-        slots = {n: list(column) for n, column in given.slots.items()}
+        slots = {n: list(column) for n, column in leaves.slots.items()}
         for n in new:
             if n in slots:
                 for i, slot in zip(there, new[n], strict=True):
@@ -138,15 +138,15 @@ def _all_leaves(
     return transform
 
 
-def _chosen(given: Leaves, mask: Where | None) -> list[Any]:
+def _chosen(leaves: Leaves, mask: Where | None) -> list[Any]:
     """A boolean for each leaf: whether `mask` chooses it.
 
     A mask sees the parameters if the rule does, and otherwise the gradients.
     """
     if mask is None:
-        return [True] * len(given.gradients)
-    seen = given.treedef.unflatten(given.params if given.takes_params else given.gradients)
-    return list(given.treedef.flatten_up_to(mask_tree(seen, mask)))
+        return [True] * len(leaves.gradients)
+    seen = leaves.treedef.unflatten(leaves.params if leaves.takes_params else leaves.gradients)
+    return list(leaves.treedef.flatten_up_to(mask_tree(seen, mask)))
 
 
 def _places(params: list[Any]) -> list[int]:
@@ -155,11 +155,11 @@ def _places(params: list[Any]) -> list[int]:
     return [0, *itertools.accumulate(sizes)]
 
 
-def _spread(given: Leaves, name: str, prefix: PyTree) -> list[Any]:
+def _spread(leaves: Leaves, name: str, prefix: PyTree) -> list[Any]:
     """The values of a tree or a prefix of one, one value for each leaf."""
-    seen = given.treedef.unflatten(given.gradients)
-    whole = spread(f"{given.label}: {name} is", prefix, seen)
-    return list(given.treedef.flatten_up_to(whole))
+    seen = leaves.treedef.unflatten(leaves.gradients)
+    values = spread(f"{leaves.label}: {name} is", prefix, seen)
+    return list(leaves.treedef.flatten_up_to(values))
 
 
 def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
@@ -180,24 +180,24 @@ def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
     return jnp.real(jnp.asarray(value))
 
 
-def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
+def _checked(leaves: Leaves, i: int, *, on_rows: bool) -> Any:
     """A gradient, checked against the slots and the parameter of its leaf."""
-    g = given.gradients[i]
+    g = leaves.gradients[i]
     if not is_rows(g):
-        g = given.gradient(i)
+        g = leaves.gradient(i)
     elif not on_rows:
-        raise refused_rows(given.label, given.paths[i])
+        raise refused_rows(leaves.label, leaves.paths[i])
     shape = tuple(g.shape)
-    beside = {f"slot {n}": s for n, s in given.held(i).items()}
+    beside = {f"slot {n}": s for n, s in leaves.held(i).items()}
     # A slot may stack several arrays of the leaf's shape.
     unlike = {n: x for n, x in beside.items() if x is None or not _ends_in(tuple(x.shape), shape)}
-    p = given.params[i]
-    if given.takes_params and (p is None or tuple(p.shape) != shape):
+    p = leaves.params[i]
+    if leaves.takes_params and (p is None or tuple(p.shape) != shape):
         unlike["parameter"] = p
     for name, x in unlike.items():
         raise ValueError(
-            f"{given.label}: at {path_string(given.paths[i])!r} the gradient has the shape {shape} "
-            f"and the {name} {None if x is None else tuple(x.shape)}"
+            f"{leaves.label}: at {path_string(leaves.paths[i])!r} the gradient has the shape "
+            f"{shape} and the {name} {None if x is None else tuple(x.shape)}"
         )
     return g
 

@@ -100,16 +100,18 @@ def tuplewise(
     lifted = Rule(Scope.TUPLE, state, rule, on_rows=False)
 
     def first(params: Params, leaves: list[Any], paths: list[Any]) -> list[Any]:
-        given = [p for _, p in leaves_with_path(params)[0]]
-        made: list[Any] = [dict.fromkeys(slot_fields(state)) for _ in given]
+        flat_params = [p for _, p in leaves_with_path(params)[0]]
+        initial_slots: list[Any] = [dict.fromkeys(slot_fields(state)) for _ in flat_params]
         for members in tuples_of(label, params, related):
-            if all(given[i] is None for i in members):
+            if all(flat_params[i] is None for i in members):
                 continue
-            _check_parameters(label, paths, members, given)
+            _check_parameters(label, paths, members, flat_params)
             slots_of = {} if slots is None else slots(tuple(leaves[i] for i in members))
             for place, i in enumerate(members):
-                made[i] = {name: each[place] for name, each in slots_of.items()}
-        return [None if p is None else one for p, one in zip(given, made, strict=True)]
+                initial_slots[i] = {name: each[place] for name, each in slots_of.items()}
+        return [
+            None if p is None else one for p, one in zip(flat_params, initial_slots, strict=True)
+        ]
 
     takes_params = reads_params(rule) or (on_others is not None and reads_params(on_others))
     transform = _by_tuples(rule, related, dimensions, on_others)
@@ -150,7 +152,7 @@ _WILDCARD = re.compile(r"\*|\?|\[!?[^\]]+\]")
 def _expression(pattern: str) -> re.Pattern[str]:
     """A regular expression of a pattern: a group for each wildcard, and one for a path below."""
     texts = map(re.escape, _WILDCARD.split(pattern))
-    groups = [_group(found) for found in _WILDCARD.findall(pattern)]
+    groups = [_group(wildcard) for wildcard in _WILDCARD.findall(pattern)]
     parts = itertools.chain.from_iterable(itertools.zip_longest(texts, groups, fillvalue=""))
     return re.compile(f"{''.join(parts)}(/.*)?")
 
@@ -193,11 +195,11 @@ def tuples_of(where: str, tree: PyTree, related: Related) -> list[tuple[int, ...
         raise ValueError(
             f"{where}: there is no leaf {unknown[0]!r}; the leaves are {', '.join(paths)}"
         )
-    found = [tuple(index[path] for path in one) for one in named]
-    counts = collections.Counter(i for one in found for i in one)
+    index_tuples = [tuple(index[path] for path in one) for one in named]
+    counts = collections.Counter(i for one in index_tuples for i in one)
     if twice := [paths[i] for i, count in counts.items() if count > 1]:
         raise ValueError(f"{where}: {twice[0]!r} belongs to two tuples, or twice to one")
-    return found
+    return index_tuples
 
 
 def _matched(where: str, patterns: tuple[str, ...], paths: list[str]) -> list[tuple[str, ...]]:
@@ -206,7 +208,7 @@ def _matched(where: str, patterns: tuple[str, ...], paths: list[str]) -> list[tu
     for pattern in patterns:
         expression = _expression(pattern)
         matching = {path: expression.fullmatch(path) for path in paths}
-        columns.append({found.groups(): path for path, found in matching.items() if found})
+        columns.append({match.groups(): path for path, match in matching.items() if match})
         if not columns[-1]:
             raise ValueError(
                 f"{where}: the pattern {pattern!r} matches no leaf; the leaves are "
@@ -244,74 +246,74 @@ def _by_tuples(
 ) -> Transform:
     """The rule on tuples of leaves, those that are alike as one batch."""
 
-    def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
+    def transform(leaves: Leaves) -> tuple[list[Any], dict[str, Any]]:
         reads = reads_params(rule)
         # The axes of a leaf without a gradient are known from its parameter.
-        seen = [p if g is None else g for g, p in zip(given.gradients, given.params, strict=True)]
-        tree = given.treedef.unflatten(seen)
-        found = tuples_of(given.label, tree, related)
-        there, out = set(given.there()), list(given.gradients)
-        slots = {n: list(column) for n, column in given.slots.items()}
+        seen = [p if g is None else g for g, p in zip(leaves.gradients, leaves.params, strict=True)]
+        tree = leaves.treedef.unflatten(seen)
+        index_tuples = tuples_of(leaves.label, tree, related)
+        there, out = set(leaves.there()), list(leaves.gradients)
+        slots = {n: list(column) for n, column in leaves.slots.items()}
         numbers = [None] * len(seen)
         if dimensions is not None:
-            numbers = dimensions.of(given.label, tree)
+            numbers = dimensions.of(leaves.label, tree)
         alike: dict[Any, list[tuple[int, ...]]] = {}
-        for members in found:
+        for members in index_tuples:
             present = [i for i in members if i in there]
             for i in present:
-                _check_leaf(given, i)
-            if not any(given.gradients[i].size for i in present):
+                _check_leaf(leaves, i)
+            if not any(leaves.gradients[i].size for i in present):
                 continue
             if reads:
-                _check_parameters(given.label, given.paths, members, given.params)
-            key = tuple(_kind(given, i, seen[i], numbers[i], dimensions) for i in members)
+                _check_parameters(leaves.label, leaves.paths, members, leaves.params)
+            key = tuple(_kind(leaves, i, seen[i], numbers[i], dimensions) for i in members)
             alike.setdefault(key, []).append(members)
         for key, tuples in alike.items():
-            _Batch(given, rule, [how for how, *_ in key], tuples, reads).put(out, slots)
+            _Batch(leaves, rule, [how for how, *_ in key], tuples, reads).put(out, slots)
         if on_others is not None:
-            for i in there.difference(*found):
-                out[i] = _alone(given, i, on_others)
+            for i in there.difference(*index_tuples):
+                out[i] = _alone(leaves, i, on_others)
         return out, slots
 
     return transform
 
 
-def _check_leaf(given: Leaves, i: int) -> None:
-    if is_rows(given.gradients[i]):
-        raise refused_rows(given.label, given.paths[i])
-    given.gradients[i] = g = given.gradient(i)
-    held = {n: s for n, s in given.held(i).items() if s is not None}
-    check_shapes(given, i, g.shape, held)
-    p = given.params[i]
+def _check_leaf(leaves: Leaves, i: int) -> None:
+    if is_rows(leaves.gradients[i]):
+        raise refused_rows(leaves.label, leaves.paths[i])
+    leaves.gradients[i] = g = leaves.gradient(i)
+    slots = {n: s for n, s in leaves.held(i).items() if s is not None}
+    check_shapes(leaves, i, g.shape, slots)
+    p = leaves.params[i]
     if p is not None and tuple(jnp.shape(p)) != g.shape:
         raise ValueError(
-            f"{given.label}: at {path_string(given.paths[i])!r} the gradient has the shape "
+            f"{leaves.label}: at {path_string(leaves.paths[i])!r} the gradient has the shape "
             f"{g.shape} and the parameter {tuple(jnp.shape(p))}"
         )
 
 
 def _kind(
-    given: Leaves, i: int, x: Any, number: Any, dimensions: MatrixDimensions | None
+    leaves: Leaves, i: int, x: Any, number: Any, dimensions: MatrixDimensions | None
 ) -> tuple[Any, ...]:
     """The layout, types and missing slots of a leaf; leaves of one batch have the same."""
     how = None
     if dimensions is not None and x is not None:
         if number is None:
             raise ValueError(
-                f"{given.label}: {path_string(given.paths[i])!r}, of shape {tuple(jnp.shape(x))}, "
-                "is not a matrix, by the dimension numbers"
+                f"{leaves.label}: {path_string(leaves.paths[i])!r}, of shape "
+                f"{tuple(jnp.shape(x))}, is not a matrix, by the dimension numbers"
             )
-        how = as_matrices(given.label, given.paths[i], tuple(jnp.shape(x)), number)
-    kinds = [None if a is None else jax.typeof(a) for a in (given.gradients[i], given.params[i])]
-    return how, *kinds, *(slot is None for slot in given.held(i).values())
+        how = as_matrices(leaves.label, leaves.paths[i], tuple(jnp.shape(x)), number)
+    kinds = [None if a is None else jax.typeof(a) for a in (leaves.gradients[i], leaves.params[i])]
+    return how, *kinds, *(slot is None for slot in leaves.held(i).values())
 
 
-def _alone(given: Leaves, i: int, rule: RuleFn) -> Any:
+def _alone(leaves: Leaves, i: int, rule: RuleFn) -> Any:
     """The direction of a leaf that belongs to no tuple."""
-    g, p = given.gradients[i], given.params[i] if reads_params(rule) else None
+    g, p = leaves.gradients[i], leaves.params[i] if reads_params(rule) else None
     if is_rows(g):
-        return on_rows(rule, given, (g, {}, p, {}), whole=False)[0]
-    return on_array(rule, given, (given.gradient(i), {}, p, {}))[0]
+        return on_rows(rule, leaves, (g, {}, p, {}), whole_slots=False)[0]
+    return on_array(rule, leaves, (leaves.gradient(i), {}, p, {}))[0]
 
 
 class _Batch:
@@ -319,13 +321,13 @@ class _Batch:
 
     def __init__(
         self,
-        given: Leaves,
+        leaves: Leaves,
         rule: RuleFn,
         hows: list[Matrices | None],
         tuples: list[tuple[int, ...]],
         reads: bool,
     ) -> None:
-        self.given, self.rule, self.tuples, self.reads = given, rule, tuples, reads
+        self.leaves, self.rule, self.tuples, self.reads = leaves, rule, tuples, reads
         self.hows = [how if how is None else how.stacked(len(tuples)) for how in hows]
         self.places = list(zip(*tuples, strict=True))
 
@@ -354,15 +356,19 @@ class _Batch:
 
     def put(self, out: list[Any], slots: dict[str, list[Any]]) -> None:
         """Apply the rule, and write directions and slots where they belong."""
-        given = self.given
-        gradients = self.column(given.gradients)
-        held = {n: self.column(column) for n, column in given.slots.items()}
-        first = next(i for i in self.tuples[0] if given.gradients[i] is not None)
+        leaves = self.leaves
+        gradients = self.column(leaves.gradients)
+        batched_slots = {n: self.column(column) for n, column in leaves.slots.items()}
+        first = next(i for i in self.tuples[0] if leaves.gradients[i] is not None)
         dtype = jnp.result_type(*[g for g in gradients if g is not None])
-        arguments = [gradients, given.view(held, given.drawn[first]), given.steps.of(dtype)]
+        arguments = [
+            gradients,
+            leaves.view(batched_slots, leaves.drawn[first]),
+            leaves.steps.of(dtype),
+        ]
         if self.reads:
-            arguments.append(self.column(given.params))
-        directions, new = checked_result(given.label, self.rule(*arguments), held)
+            arguments.append(self.column(leaves.params))
+        directions, new = checked_result(leaves.label, self.rule(*arguments), batched_slots)
         for place, members in enumerate(self.places):
             g = gradients[place]
             if g is None:
@@ -370,12 +376,12 @@ class _Batch:
             u = directions[place]
             if jnp.shape(u) != g.shape:
                 raise ValueError(
-                    f"{given.label}: at {path_string(given.paths[members[0]])!r} a gradient of "
+                    f"{leaves.label}: at {path_string(leaves.paths[members[0]])!r} a gradient of "
                     f"shape {g.shape} became an update of shape {jnp.shape(u)}"
                 )
             for i, each in zip(members, self.apart(place, u), strict=True):
-                out[i] = cast(each, given.gradients[i].dtype)
+                out[i] = cast(each, leaves.gradients[i].dtype)
             for n, of_slot in new.items():
-                if held[n][place] is not None:
+                if batched_slots[n][place] is not None:
                     for i, each in zip(members, self.apart(place, of_slot[place]), strict=True):
                         slots[n][i] = store(slots[n][i], each)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gradtx.declarations.declaration import Builder, Declaration, DeclaredData, publish
 from gradtx.estimators.directions import Directions
 from gradtx.numerics import cast, widen
-from gradtx.numerics.control import loop_once_if
+from gradtx.numerics.control import inside, loop_once_if
 from gradtx.programs.tracing import vary, varying_axes
 from gradtx.types import Array
 
@@ -61,11 +61,37 @@ class Estimator(DeclaredData):
     forward_gradients(samples=4, key=0)
     """
 
+    @classmethod
+    def declared(cls, declaration: Declaration) -> Self:
+        """The estimator that `declaration` describes, whose arguments are checked."""
+        name = declaration.name
+        for argument, value in declaration.arguments.items():
+            if callable(value):
+                raise TypeError(
+                    f"{name}: {argument} must be a number or an array, not {value!r:.80}; "
+                    f"TrainStep.replace({argument}=...) puts another array in its place and "
+                    "compiles nothing"
+                )
+        made = cls(declaration)
+        made.evaluations  # noqa: B018  # so that arguments are checked
+        return made
+
     @functools.cached_property
     def evaluations(self) -> Evaluations:
         """Where the loss is evaluated."""
         made: Evaluations = self.declaration.builder.call(self.declaration.arguments)
         return made
+
+    @property
+    def evaluation_count(self) -> int:
+        """How many times a step evaluates the loss, or its derivative along a direction."""
+        _, directions, steps, _ = self.evaluations
+        return directions * (1 if steps is None else len(steps))
+
+    @property
+    def number_count(self) -> int:
+        """How many numbers replicas exchange in a step: values of the loss, and derivatives."""
+        return self.evaluation_count * (2 if self.evaluations.steps is None else 1)
 
     def measure(self, along: Callable[[Any, Any], Array]) -> Measured:
         """Evaluate a loss one time after another, so that one evaluation is in memory at a time.
@@ -86,12 +112,17 @@ class Estimator(DeclaredData):
         multiples = jnp.stack([jnp.asarray(step, float) for step in steps])
         sides = len(steps)
         order = jnp.arange(count * sides)
-        found = jax.lax.map(lambda n: along(n // sides, multiples[n % sides]), order)
-        values = found.reshape(count, sides)
+        measured = jax.lax.map(lambda n: along(n // sides, multiples[n % sides]), order)
+        values = measured.reshape(count, sides)
         wide = widen(values)
         equal = jnp.all(jnp.isfinite(values)) & jnp.all(values == values[:, :1])
+
         # Where the loss is symmetric values are equal too, but that in the middle is another.
-        flat = loop_once_if(equal, lambda _, turn: along(0, 0.0) == values[0, 0], equal)
+        def equals_middle(_: Array, turn: Array) -> Array:
+            # Inside of the loop, so that it is not evaluated before at every step.
+            return along(0, inside(jnp.zeros([], float), turn)) == values[0, 0]
+
+        flat = loop_once_if(equal, equals_middle, equal)
         # They are zeros then anyway. But so the step waits until the loss has read the parameters,
         # of which a CPU would make a copy to overwrite them before.
         total = jnp.where(flat, 0.0, weights(wide))
@@ -148,17 +179,7 @@ def estimator(function: Callable[_P, Evaluations]) -> Callable[_P, Estimator]:
     builder = Builder(function, native=True)
 
     def build(*args: Any, **kwargs: Any) -> Estimator:
-        arguments = builder.bind(*args, **kwargs)
-        for name, value in arguments.items():
-            if callable(value):
-                raise TypeError(
-                    f"{builder.name}: {name} must be a number or an array, not {value!r:.80}; "
-                    f"TrainStep.replace(gradients={builder.name}(...)) puts another array in its "
-                    "place and compiles nothing"
-                )
-        made = Estimator(Declaration(builder, arguments))
-        made.evaluations  # noqa: B018  # so that arguments are checked
-        return made
+        return Estimator.declared(Declaration(builder, builder.bind(*args, **kwargs)))
 
     public: Any = publish(build, builder, schedules=False)
     public.__signature__ = public.__signature__.replace(return_annotation=Estimator)

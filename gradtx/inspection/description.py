@@ -10,12 +10,13 @@ import numpy as np
 from gradtx.composition.apply import loses_small_steps
 from gradtx.composition.multipliers import Multipliers, multiplier_lines, pattern_of
 from gradtx.composition.roles import ByRole, Role
-from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.core.pair import GradientTransformation, reduced_axes, with_extra_args_support
 from gradtx.core.traits import Communication, Scope, Sent, all_sent, is_apart
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
 from gradtx.leaves.paths import path_string, with_paths
 from gradtx.leaves.shardings import lacks_a_mesh
+from gradtx.programs.opaque import offers_triton
 from gradtx.storage import FORMATS, is_encoded
 from gradtx.storage.format import NEAREST
 from gradtx.types import Params, PyTree, State
@@ -55,6 +56,8 @@ class Description:
     roles: dict[str, Role] = field(default_factory=dict)
     multipliers: dict[str, Multipliers] = field(default_factory=dict)
     advice: str | None = None
+    loss_numbers: int = 0
+    gpu_kernels: str | None = None
 
     @property
     def slot_bytes(self) -> int:
@@ -90,10 +93,14 @@ class Description:
         ]
         if self.kept_whole:
             lines += [f"not in a codec: {', '.join(self.kept_whole)}"]
+        if self.gpu_kernels is not None:
+            lines += [f"kernels for GPUs: {self.gpu_kernels}"]
         if self.message_bytes:
             most = f", at most {self.peak_message_bytes:,} at once"
             most *= self.peak_message_bytes > self.message_bytes
             lines += [f"sent by each device in a step: {self.message_bytes:,} bytes{most}"]
+        if self.loss_numbers:
+            lines += [f"between replicas in a step: {self.loss_numbers} numbers, no gradient"]
         lines += _role_lines(self.roles)
         lines += multiplier_lines(self.multipliers)
         if self.warning is not None:
@@ -106,9 +113,13 @@ class Description:
 def communications(tx: GradientTransformation) -> list[Communication]:
     """The records of what `tx` and the transformations within it send between devices."""
     tx = with_extra_args_support(tx)
-    own = tx.traits.communication
+    communication = tx.traits.communication
     below = [x for part in tx.inside for x in communications(part)]
-    return below if own is None else [own, *(x for x in below if is_apart(x, own))]
+    return (
+        below
+        if communication is None
+        else [communication, *(x for x in below if is_apart(x, communication))]
+    )
 
 
 def sent(tx: GradientTransformation, params: Params) -> list[Sent]:
@@ -121,8 +132,8 @@ def _state_and_sent(tx: GradientTransformation, params: Params) -> tuple[State, 
     def init(params: Params) -> State:
         return tx.init(params)
 
-    with all_sent() as found:
-        return jax.eval_shape(init, params), found
+    with all_sent() as messages:
+        return jax.eval_shape(init, params), messages
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
@@ -150,16 +161,16 @@ def roles_in(tx: Any, params: Params) -> dict[str, Role]:
     for value in arguments.values():
         if isinstance(value, ByRole):
             return value.roles(params)
-    found: dict[str, Role] = {}
+    roles: dict[str, Role] = {}
     for child in tx.inside if known else [child for _, child in tx.children]:
-        found |= roles_in(child, params)
-    return found
+        roles |= roles_in(child, params)
+    return roles
 
 
 def multipliers_in(tx: GradientTransformation) -> dict[str, Multipliers]:
     """The multipliers of each leaf's hyperparameters in `tx` or in a transformation within it."""
-    found = with_extra_args_support(tx)
-    for each in (found, *(child for _, child in found.children), *found.within):
+    outer = with_extra_args_support(tx)
+    for each in (outer, *(child for _, child in outer.children), *outer.within):
         if each.traits.multipliers is not None:
             return dict(each.traits.multipliers)
     return {}
@@ -178,12 +189,14 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
 
     Returns:
         A `Description`: links, hyperparameters, for each slot its types or codecs, its shapes and
-        bytes, the leaves that :func:`store` left as they are, the bytes that a device sends in a
-        step if there are several devices (on average and at most), a warning where rounding to
-        nearest would leave parameters where they are, or a codec would lose the signs by which an
-        optimizer steps, the roles of leaves if `tx` goes by them (`ByRole`), what :func:`transfer`
-        multiplies their hyperparameters by, and advice where matrices are sharded and no mesh is
-        known over which a step could divide them.
+        bytes, the leaves that :func:`store` left as they are, by what GPUs get the kernels of
+        encoded slots with this JAX, the bytes that a device sends in a step if there are several
+        devices (on average and at most), a warning where rounding to nearest would leave parameters
+        where they are, or a codec would lose the signs by which an optimizer steps, the roles of
+        leaves if `tx` goes by them (`ByRole`), what :func:`transfer` multiplies their
+        hyperparameters by, how many numbers of the loss replicas exchange in a step where gradients
+        are estimated, and advice: where matrices are sharded and no mesh is known over which a step
+        could divide them, or estimated gradients are reduced.
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -198,9 +211,12 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     counters and other                             0
     all                                           36
     """
-    advice = DIVIDE if _transforms_matrices(tx) and lacks_a_mesh(params) else None
+    advice = (
+        DIVIDE if _transforms_matrices(tx) and lacks_a_mesh(params) else None,
+        _advice_on_estimates(tx),
+    )
     params = jax.eval_shape(lambda: params) if not _abstract(params) else params
-    state, told = _state_and_sent(tx, params)
+    state, messages = _state_and_sent(tx, params)
     slots = tuple(
         SlotInfo(
             name,
@@ -218,15 +234,41 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         hyperparams=hyperparams(tx),
         slots=slots,
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
-        message_bytes=sum(each.bytes for each in told),
-        peak_message_bytes=sum(each.peak_bytes for each in told),
+        message_bytes=sum(each.bytes for each in messages),
+        peak_message_bytes=sum(each.peak_bytes for each in messages),
         roles=roles_in(tx, params),
         multipliers=multipliers_in(tx),
         warning="; ".join(filter(None, (loses_small_steps(params, state), _loses_signs(state))))
         or None,
         kept_whole=_kept_whole(state),
-        advice=advice,
+        advice="; ".join(filter(None, advice)) or None,
+        loss_numbers=_loss_numbers(tx) if not reduced_axes(tx) else 0,
+        gpu_kernels=_gpu_kernels(state),
     )
+
+
+def _loss_numbers(tx: GradientTransformation) -> int:
+    """How many numbers replicas exchange in a step in place of gradients; 0 if they do not."""
+    estimator = with_extra_args_support(tx).traits.estimator
+    return 0 if estimator is None else int(estimator.number_count)
+
+
+def _advice_on_estimates(tx: GradientTransformation) -> str | None:
+    """The advice where gradients are reduced that are estimated along the same directions."""
+    numbers, axes = _loss_numbers(tx), reduced_axes(tx)
+    if not (numbers and axes):
+        return None
+    return (
+        f"gradients are reduced over {', '.join(map(repr, axes))}, and are estimated along the "
+        "same directions on all devices: with jax.lax.pmean in the loss in its place, replicas "
+        f"exchange {numbers} numbers, and no gradient"
+    )
+
+
+def _gpu_kernels(state: State) -> str | None:
+    if not any(map(is_encoded, jax.tree.leaves(state, is_leaf=is_encoded))):
+        return None
+    return "Triton" if offers_triton() else "none, since this JAX has no Triton: a program of XLA's"
 
 
 def _transforms_matrices(tx: GradientTransformation) -> bool:
@@ -241,31 +283,31 @@ def _type_name(leaf: Any) -> str:
 
 def _kept_whole(state: PyTree) -> tuple[str, ...]:
     """The leaves of slots that are in no codec, in a state where some leaves are in one."""
-    found, encoded = [], False
+    plain_leaves, encoded = [], False
     for name, tree in slots_by_name(state).items():
         for path, leaf in with_paths(tree, is_leaf=is_encoded)[0]:
             encoded |= is_encoded(leaf)
             if not is_encoded(leaf):
-                found.append("/".join(filter(None, (name, path_string(path)))))
-    return tuple(found) if encoded else ()
+                plain_leaves.append("/".join(filter(None, (name, path_string(path)))))
+    return tuple(plain_leaves) if encoded else ()
 
 
 def _loses_signs(state: PyTree) -> str | None:
     """The warning about momenta whose signs make the step, in codecs that lose these signs."""
-    found: dict[str, str] = {}
+    codecs: dict[str, str] = {}
 
     def look(holder: Any, name: str, tree: PyTree) -> PyTree:
         for x in jax.tree.leaves(tree, is_leaf=is_encoded):
             lost = is_encoded(x) and x.codec.rounding == NEAREST
             if lost and hasattr(holder, "steps_by_sign") and not FORMATS[x.codec.name].keeps_signs:
-                found[name] = x.codec.name
+                codecs[name] = x.codec.name
         return tree
 
     map_slots(state, look)
-    if not found:
+    if not codecs:
         return None
     return (
-        f"steps go by the signs of {', '.join(f'{n} in {c}' for n, c in found.items())}, which "
+        f"steps go by the signs of {', '.join(f'{n} in {c}' for n, c in codecs.items())}, which "
         "are lost as gradients fall: see docs/storage.md"
     )
 

@@ -1,16 +1,18 @@
 """Hyperparameters: reading their current values, and replacing them."""
 
+import fnmatch
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
 
 from gradtx import checks
 from gradtx.core.pair import GradientTransformation, transformations_in, with_extra_args_support
-from gradtx.declarations.declaration import Declaration, Declared
+from gradtx.declarations.declaration import Declaration, Declared, DeclaredData
 from gradtx.declarations.host_values import as_schedule
+from gradtx.inspection.dotted_paths import paths_ending_in
 from gradtx.leaves.paths import with_paths
 from gradtx.types import (
     INNER,
@@ -35,8 +37,8 @@ def _child_state(name: str, state: State) -> State:
     """
     if name.isdecimal() and type(state) is tuple and int(name) < len(state):
         return state[int(name)]
-    if name in (own := states_of_arguments(state.__class__)):
-        return getattr(state, own[name])
+    if name in (fields := states_of_arguments(state.__class__)):
+        return getattr(state, fields[name])
     for field in fields_of(type(state), INNER):  # a wrapper's state; under a label for each group
         name, state = name.partition(".")[2], getattr(state, field)
         break
@@ -68,9 +70,10 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
 
     Returns:
         ``{path: value}``. The path of an argument of `tx` itself is its name; below it, the
-        positions or names of the transformations that lead to it: ``"1.learning_rate"``. A name
-        that occurs once finds its value without the path, at any depth, as in :func:`replace`; with
-        several groups say which: ``"slow.learning_rate"``.
+        positions or names of the transformations that lead to it: ``"1.learning_rate"``, and the
+        name of an estimator: ``"gradients.scale"``. A name that occurs once finds its value without
+        the path, at any depth, as in :func:`replace`; with several groups say which:
+        ``"slow.learning_rate"``.
 
     A learning rate is the current one: in a chain with :func:`reduce_on_plateau`, the reduced rate.
     :func:`replace` sets the rate before the reduction.
@@ -105,61 +108,66 @@ class _ByPath(dict[str, Any]):
         except KeyError:
             return default
 
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (
+            isinstance(name, str) and len(paths_ending_in(name, self)) == 1
+        )
+
     def __missing__(self, name: str) -> Any:
-        full = _paths_of(name, self)
-        if len(full) != 1:
-            problem = f"occurs at {', '.join(full)}: give the path" if full else "does not exist"
+        full = paths_ending_in(name, self)
+        if len(full) > 1:
+            raise KeyError(_ambiguity("hyperparams", name, full))
+        if not full:
             raise KeyError(
-                f"hyperparams: {name!r} {problem}; there are {', '.join(self) or 'none'}"
+                f"hyperparams: {name!r} does not exist; there are {', '.join(self) or 'none'}"
             )
         return self[full[0]]
 
 
-def _paths_of(name: str, known: Iterable[str]) -> list[str]:
-    """The known paths that end in `name`.
-
-    If there is none, those that end in its last part and have the others on the way.
-    """
-    known = list(known)
-    ending = [path for path in known if path.endswith(f".{name}")]
-    if ending or "." not in name:
-        return ending
-    return [path for path in known if _leads_past(path.split("."), name.split("."))]
-
-
-def _leads_past(path: list[str], parts: list[str]) -> bool:
-    rest = iter(path)
-    return path[-1] == parts[-1] and all(part in rest for part in parts)
+def _ambiguity(where: str, name: str, paths: list[str]) -> str:
+    return f"{where}: {name!r} occurs at {', '.join(paths)}: give the path"
 
 
 def _in_the_state(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
     """The values that `inject_hyperparams` keeps, or would keep at the start, for the next step."""
-    held = getattr(state, "hyperparams", None)
-    held = dict(held) if isinstance(held, dict) else {}
+    values = getattr(state, "hyperparams", None)
+    values = dict(values) if isinstance(values, dict) else {}
     injected = {} if tx.declaration is None else tx.declaration.arguments.get("arguments")
     if not isinstance(injected, dict):
-        return held
+        return values
     for name, now in getattr(state, "hyperparams_states", {}).items():
         schedule = as_schedule(injected[name])
-        held[name] = schedule(now) if hasattr(schedule, "init") else schedule(now.count)
-    return held
+        values[name] = schedule(now) if hasattr(schedule, "init") else schedule(now.count)
+    return values
 
 
-def _by_path(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
-    found = _in_the_state(tx, state)
+def _is_data(value: Any) -> bool:
+    """Whether an argument has arguments by itself, and is no schedule: an estimator."""
+    return isinstance(value, DeclaredData) and not callable(value)
+
+
+def _children(tx: Any) -> tuple[tuple[str, GradientTransformation], ...]:
+    """The transformations among the arguments; data and schedules have none."""
+    return getattr(tx, "children", ())
+
+
+def _by_path(tx: Any, state: State | None) -> dict[str, Any]:
+    values = _in_the_state(tx, state)
     if tx.declaration is None:
-        return found
+        return values
     hints = tx.declaration.builder.hints
     for name, value in tx.declaration.arguments.items():
         is_schedule = hints.get(name) is Schedule
         if is_schedule or checks.hyperparameter_range(hints.get(name)) is not None:
-            found[name] = value(_steps(state)) if callable(value) else value
+            values[name] = value(_steps(state)) if callable(value) else value
+        elif _is_data(value):
+            values |= {f"{name}.{key}": v for key, v in _by_path(value, None).items()}
     links: list[tuple[str, GradientTransformation, State | None]] = []
-    for name, child in tx.children:
+    for name, child in _children(tx):
         part = None if state is None else _child_state(name, state)
         links.append((name, child, part))
-        found |= {f"{name}.{key}": v for key, v in _by_path(child, part).items()}
-    return found | _reduced(tx, links, found)
+        values |= {f"{name}.{key}": v for key, v in _by_path(child, part).items()}
+    return values | _reduced(tx, links, values)
 
 
 def _reduced(
@@ -197,7 +205,8 @@ def _argument_paths(tx: Any, prefix: str = "") -> Iterator[str]:
     for name, parameter in tx.declaration.builder.signature.parameters.items():
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             yield prefix + name
-    for name, child in getattr(tx, "children", ()):  # of a schedule none
+    data = [(name, value) for name, value in tx.declaration.arguments.items() if _is_data(value)]
+    for name, child in (*data, *_children(tx)):
         yield from _argument_paths(child, f"{prefix}{name}.")
 
 
@@ -207,6 +216,7 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
     Args:
         tx: the transformation, or a schedule that gradtx made.
         paths: new values by path, as :func:`hyperparams` writes it: ``{"1.learning_rate": 0.1}``.
+            With ``*`` for any characters it is all of them: ``{"*.learning_rate": 0.1}``.
         arguments: new values by name, for an argument of `tx` itself or one that occurs once below.
 
     Returns:
@@ -233,11 +243,17 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
         if name in known:
             wanted[name] = value
             continue
-        full = _paths_of(name, known)
-        if len(full) != 1:
-            problem = f"occurs at {', '.join(full)}: give the path" if full else "does not exist"
-            raise ValueError(f"replace: {name!r} {problem}; the arguments are {', '.join(known)}")
-        wanted[full[0]] = value
+        full = paths_ending_in(name, known) or fnmatch.filter(known, name)
+        if len(full) > 1 and "*" not in name:
+            bare = name.rpartition(".")[2]
+            raise ValueError(
+                f"{_ambiguity('replace', name, full)}, or {{'*.{bare}': ...}} for all of that name"
+            )
+        if not full:
+            raise ValueError(
+                f"replace: {name!r} does not exist; the arguments are {', '.join(known)}"
+            )
+        wanted |= dict.fromkeys(full, value)
     new: _D = _replaced(tx, wanted)
     return new
 
@@ -248,16 +264,20 @@ def _replaced(tx: Any, wanted: dict[str, Any]) -> Any:
     declaration: Declaration = tx.declaration
     builder, arguments = declaration.builder, dict(declaration.arguments)
     below = {path: value for path, value in wanted.items() if "." in path}
+
+    def with_below(child: Any, at: str) -> Any:
+        return _replaced(
+            child,
+            {p.removeprefix(f"{at}."): v for p, v in below.items() if p.startswith(f"{at}.")},
+        )
+
     for name, value in arguments.items():
         kind = builder.signature.parameters[name].kind
-        arguments[name] = map_transformations(
-            value,
-            "" if kind is kind.VAR_POSITIONAL else name,
-            lambda child, at: _replaced(
-                child,
-                {p.removeprefix(f"{at}."): v for p, v in below.items() if p.startswith(f"{at}.")},
-            ),
-        )
+        if _is_data(value):
+            arguments[name] = with_below(value, name)
+        else:
+            at = "" if kind is kind.VAR_POSITIONAL else name
+            arguments[name] = map_transformations(value, at, with_below)
     arguments |= {path: value for path, value in wanted.items() if "." not in path}
     return with_arguments(tx, arguments)
 

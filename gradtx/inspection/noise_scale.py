@@ -82,8 +82,8 @@ def noise_scale(
     if average is None:
         return NoiseScale(jnp.ones((), jnp.int32), jnp.asarray(square), jnp.asarray(noise))
     count = average.estimates + 1
-    kept = jnp.asarray(decay, float)
-    new = (1 - kept) / (1 - kept ** count.astype(kept.dtype))  # the weights add up to 1
+    beta = jnp.asarray(decay, float)
+    new = (1 - beta) / (1 - beta ** count.astype(beta.dtype))  # the weights add up to 1
 
     def averaged(old: Array, x: Array) -> Array:
         return (old + new * (x - old)).astype(old.dtype)

@@ -103,15 +103,15 @@ def fit_rate_law(runs: Sequence[Mapping[str, Any]]) -> RateLaw:
             f"fit_rate_law: the runs do not tell {', '.join(names)} apart: vary each by itself"
         )
     inverse = np.linalg.inv(x.T @ x)
-    found = np.linalg.lstsq(x, y, rcond=None)[0]
-    deviation = math.sqrt(float(np.sum((y - x @ found) ** 2)) / (len(runs) - x.shape[1]))
+    coefficients = np.linalg.lstsq(x, y, rcond=None)[0]
+    deviation = math.sqrt(float(np.sum((y - x @ coefficients) ** 2)) / (len(runs) - x.shape[1]))
     errors = deviation * np.sqrt(np.diag(inverse))
     values = [[float(run[name]) for run in runs] for name in names]
     return RateLaw(
         names,
-        tuple(map(float, found[1:])),
+        tuple(map(float, coefficients[1:])),
         tuple(map(float, errors[1:])),
-        float(found[0]),
+        float(coefficients[0]),
         deviation,
         tuple((min(v), max(v)) for v in values),
         len(runs),

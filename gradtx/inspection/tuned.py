@@ -16,10 +16,10 @@ class TunedSettings(NamedTuple):
 
 @functools.cache
 def _tuned() -> dict[str, dict[str, dict[str, float]]]:
-    found: dict[str, dict[str, dict[str, float]]] = json.loads(
+    by_optimizer: dict[str, dict[str, dict[str, float]]] = json.loads(
         Path(__file__).with_name("tuned.json").read_text(encoding="utf-8")
     )
-    return found
+    return by_optimizer
 
 
 def tuned_settings(name: str) -> TunedSettings:
@@ -41,18 +41,18 @@ def tuned_settings(name: str) -> TunedSettings:
         ValueError: there are no settings under that name.
 
     >>> import gradtx
-    >>> found = tuned_settings("adamw")
-    >>> sorted(found.ranges)
+    >>> tuned = tuned_settings("adamw")
+    >>> sorted(tuned.ranges)
     ['b1', 'learning_rate', 'weight_decay']
-    >>> tx = gradtx.adamw(**found.settings["logistic"])
+    >>> tx = gradtx.adamw(**tuned.settings["logistic"])
     """
-    found = _tuned()
-    if name not in found:
-        near = difflib.get_close_matches(str(name), found, n=3) or sorted(found)
+    by_optimizer = _tuned()
+    if name not in by_optimizer:
+        near = difflib.get_close_matches(str(name), by_optimizer, n=3) or sorted(by_optimizer)
         raise ValueError(
             f"tuned_settings: there are no settings of {name!r}; try {', '.join(near)}"
         )
-    settings = {problem: dict(arguments) for problem, arguments in found[name].items()}
+    settings = {problem: dict(arguments) for problem, arguments in by_optimizer[name].items()}
     values: dict[str, list[float]] = {}
     for arguments in settings.values():
         for argument, value in arguments.items():

@@ -161,12 +161,12 @@ def _loss_scaled(
     start, period = o.number("initial_scale"), o.integer("dynamic_growth_steps")
     inner = o.take("inner_optimizer")
     o.finish()
-    found: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     if values is not None:
         values.take("iteration", (), integer=True)
         values.take("learning_rate", ())
-        found["counter"] = values.take("step_counter", (), integer=True)
-        found["loss_scale"] = values.take("dynamic_scale", ())
+        scalars["counter"] = values.take("step_counter", (), integer=True)
+        scalars["loss_scale"] = values.take("dynamic_scale", ())
     name, inner, _ = _read(inner, None)
     if name in ("LossScaleOptimizer", "MultiOptimizer"):
         raise ValueError(f"{o.where}: the inner optimizer may not be a {name}")
@@ -179,7 +179,7 @@ def _loss_scaled(
         return wrapped, lambda state: state
 
     def fill_all(state: DynamicLossScaleState) -> State:
-        return filled(state._replace(inner_state=()), {}, found)._replace(
+        return filled(state._replace(inner_state=()), {}, scalars)._replace(
             inner_state=fill(state.inner_state)
         )
 
@@ -214,25 +214,31 @@ def _several(
         routed = live._optimizer_map
         lives = [*routed.values(), routed.default_optimizer]
         first: dict[int, str] = {}
-        own = {k: first.setdefault(id(each), k) for k, each in zip(groups, lives, strict=True)}
-        labels = [own[label] for label in labels]
+        first_labels = {
+            k: first.setdefault(id(each), k) for k, each in zip(groups, lives, strict=True)
+        }
+        labels = [first_labels[label] for label in labels]
         groups = {label: groups[label] for label in first.values()}
         lives = live._inner_optimizers
-    made: dict[str, tuple[GradientTransformation, Fill]] = {}
+    optimizers: dict[str, tuple[GradientTransformation, Fill]] = {}
     for (label, each), optimizer in zip(groups.items(), lives, strict=True):
         name, inner, _ = _read(each, None)
         if name not in CORES:
             raise ValueError(f"{o.where}: a {name} may not be inside it")
         inner = {**Options(o.where, inner).values, "loss_scale_factor": factor}
-        mine = [leaf for leaf, own in zip(leaves, labels, strict=True) if own == label]
-        made[label] = single(name, inner, mine, values, optimizer)
-    pairs = [(literal(leaf.path), own) for leaf, own in zip(leaves, labels, strict=True)]
-    tx = partition({label: each for label, (each, _) in made.items()}, pairs)
+        mine = [
+            leaf for leaf, leaf_label in zip(leaves, labels, strict=True) if leaf_label == label
+        ]
+        optimizers[label] = single(name, inner, mine, values, optimizer)
+    pairs = [
+        (literal(leaf.path), leaf_label) for leaf, leaf_label in zip(leaves, labels, strict=True)
+    ]
+    tx = partition({label: each for label, (each, _) in optimizers.items()}, pairs)
 
     def fill_all(state: Any) -> State:
         return type(state)(
             {
-                label: type(part)(made[label][1](part.inner_state))
+                label: type(part)(optimizers[label][1](part.inner_state))
                 for label, part in state.inner_states.items()
             }
         )

@@ -82,7 +82,7 @@ def single(
     o.finish()
     if values is None:
         return tx, lambda state: state
-    given = _taken(core, leaves or [], values, steps, average is not None)
+    slots = _taken(core, leaves or [], values, steps, average is not None)
     window = steps or 1
     scalars = {
         "count": raw // window,
@@ -93,19 +93,19 @@ def single(
         "step_count": raw // window + 1,
         "weight_sum": raw // window,
         "EmaParamsState.count": raw,
-        **given.pop("", {}),
+        **slots.pop("", {}),
     }
-    if "acc_grads" in given:  # Keras keeps their sum, and we their mean
-        given["acc_grads"] = {k: v / max(raw % window, 1) for k, v in given["acc_grads"].items()}
-    return tx, lambda state: filled(state, given, scalars)
+    if "acc_grads" in slots:  # Keras keeps their sum, and we their mean
+        slots["acc_grads"] = {k: v / max(raw % window, 1) for k, v in slots["acc_grads"].items()}
+    return tx, lambda state: filled(state, slots, scalars)
 
 
 def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> Any:
-    given = o.take("learning_rate")
-    own = as_schedule(getattr(live, "_learning_rate", None))
-    if isinstance(own, HostValue):
-        return own
-    rate = learning_rate(o.where, given)
+    configured_rate = o.take("learning_rate")
+    live_rate = as_schedule(getattr(live, "_learning_rate", None))
+    if isinstance(live_rate, HostValue):
+        return live_rate
+    rate = learning_rate(o.where, configured_rate)
     if callable(rate):
         return rate if steps is None else stretch_schedule(rate, stride=steps, offset=steps - 1)
     if values is not None:  # the one in force, which may have been set since
@@ -155,7 +155,7 @@ def _constraints(where: str, leaves: list[Leaf] | None, live: Any) -> list[Gradi
         options = Options(f"{where}: {name}", constraint.get_config())
         arguments = tuple((key, _argument(options, key)) for key in options.values)
         chosen.setdefault((_PROJECTIONS[name], arguments), []).append(literal(leaf.path))
-    return [project(name, paths, dict(given)) for (name, given), paths in chosen.items()]
+    return [project(name, paths, dict(arguments)) for (name, arguments), paths in chosen.items()]
 
 
 def _argument(o: Options, key: str) -> Any:
@@ -186,14 +186,14 @@ def _taken(
     core: KerasCore, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
 ) -> dict[str, dict[str, Any]]:
     """The optimizer's variables by slot and path, taken in the order in which Keras makes them."""
-    given: dict[str, dict[str, Any]] = {}
+    slots: dict[str, dict[str, Any]] = {}
 
     def take(slot: str | None, leaf: Leaf, shape: tuple[int, ...], integer: bool = False) -> None:
         sign = -1 if slot is not None and slot.startswith("-") else 1
         bare = "a placeholder" if slot is None else slot.removeprefix("-")
         value = values.take(f"{bare} of {leaf.name}", shape, integer)
         if slot is not None:
-            given.setdefault(bare, {})[leaf.path] = sign * value
+            slots.setdefault(bare, {})[leaf.path] = sign * value
 
     before = ([["average"]] if average else []) + ([["acc_grads"]] if steps else [])
     for group in (*before, *core.slots):
@@ -205,5 +205,5 @@ def _taken(
             for slot, shape in core.layout(leaf):
                 take(slot, leaf, shape, integer=slot is None and shape == ())
     if core.scalar is not None and leaves:
-        given[""] = {core.scalar: values.take(core.scalar, ())}
-    return given
+        slots[""] = {core.scalar: values.take(core.scalar, ())}
+    return slots

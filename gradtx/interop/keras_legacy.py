@@ -75,14 +75,14 @@ def legacy(
         scalars[core.scalar] = values.take(core.scalar, ())
     # One slot of all variables after the other, except for Ftrl, which has both of each together.
     apart = [[slot] for group in core.slots for slot in group]
-    given: dict[str, dict[str, Any]] = {}
+    slots: dict[str, dict[str, Any]] = {}
     for group in core.slots if name == "Ftrl" else apart:
         for leaf in leaves or []:
             for slot in group:
                 bare, sign = slot.removeprefix("-"), -1 if slot.startswith("-") else 1
                 value = values.take(f"{bare} of {leaf.name}", leaf.shape)
-                given.setdefault(bare, {})[leaf.path] = sign * value
-    return tx, lambda state: filled(state, given, scalars)
+                slots.setdefault(bare, {})[leaf.path] = sign * value
+    return tx, lambda state: filled(state, slots, scalars)
 
 
 def _decaying(rate: Any, decay: float) -> Any:

@@ -33,9 +33,9 @@ def learning_rate(where: str, value: Any) -> float | Schedule:
         )
     o = Options(f"{where}: {name}", value.get("config"))
     o.skip("name")
-    made = _SCHEDULES[name](o)
+    schedule = _SCHEDULES[name](o)
     o.finish()
-    return made
+    return schedule
 
 
 def _exponential(o: Options) -> Schedule:

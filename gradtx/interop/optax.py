@@ -94,8 +94,8 @@ def _restated(state: Any, like: Any, where: str, path: str) -> Any:
     if _is_absent(like) or not jax.tree.leaves(like):
         return like
     if _is_named(like):
-        given, known = getattr(state, "_fields", ()), like._fields
-        missing = [n for n in known if n not in given and not _is_absent(getattr(like, n))]
+        fields, known = getattr(state, "_fields", ()), like._fields
+        missing = [n for n in known if n not in fields and not _is_absent(getattr(like, n))]
         if missing:
             raise ValueError(
                 f"{where}: {path} is {type(state).__name__}, which has no {', '.join(missing)} as "
@@ -111,8 +111,8 @@ def _restated(state: Any, like: Any, where: str, path: str) -> Any:
         return type(like)(**new)
     if isinstance(like, dict):
         if not isinstance(state, dict) or set(state) != set(like):
-            found = list(state) if isinstance(state, dict) else type(state).__name__
-            raise ValueError(f"{where}: {path} is {found}, not a dict of {list(like)}")
+            description = list(state) if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"{where}: {path} is {description}, not a dict of {list(like)}")
         return type(like)(
             (k, _restated(state[k], v, where, f"{path}[{k!r}]")) for k, v in like.items()
         )

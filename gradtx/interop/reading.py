@@ -170,33 +170,33 @@ def ordered(
             library, or they cannot be told apart.
     """
     keyed = [(path, leaf) for path, leaf in leaves_with_path(params)[0] if leaf is not None]
-    found = {path_string(path): tuple(np.shape(leaf)) for path, leaf in keyed}
-    if order is not None and (isinstance(order, str) or sorted(order) != sorted(found)):
-        given = order if isinstance(order, str) else list(order)
+    leaf_shapes = {path_string(path): tuple(np.shape(leaf)) for path, leaf in keyed}
+    if order is not None and (isinstance(order, str) or sorted(order) != sorted(leaf_shapes)):
+        shown_order = order if isinstance(order, str) else list(order)
         raise ValueError(
             f"order must be a list that names every leaf once, in the order of the parameters "
-            f"there: it is {given!r}, the leaves are {list(found)}"
+            f"there: it is {shown_order!r}, the leaves are {list(leaf_shapes)}"
         )
-    if names is not None and len(names) != len(found):
+    if names is not None and len(names) != len(leaf_shapes):
         raise ValueError(
             f"there are {len(names)} trained variables there ({', '.join(names):.200}), and "
-            f"{len(found)} leaves here ({', '.join(found):.200})"
+            f"{len(leaf_shapes)} leaves here ({', '.join(leaf_shapes):.200})"
         )
     if order is None:
-        order = None if names is None else _by_name(list(found), names)
+        order = None if names is None else _by_name(list(leaf_shapes), names)
     if order is None:
         in_a_row = all(isinstance(k, jax.tree_util.SequenceKey) for path, _ in keyed for k in path)
-        alike = len(set(found.values())) < len(found) or (grouped and shapes is None)
-        if matters and alike and not in_a_row and len(found) > 1:
+        alike = len(set(leaf_shapes.values())) < len(leaf_shapes) or (grouped and shapes is None)
+        if matters and alike and not in_a_row and len(leaf_shapes) > 1:
             there = "" if names is None else f" ({', '.join(names):.200})"
             raise ValueError(
-                f"nothing says which of the leaves {', '.join(found):.200} is which parameter "
-                f"there{there}: give order={list(found)}, if that is theirs, or a list of arrays "
-                "in their order; PyTorch's named_parameters() say it by themselves"
+                f"nothing says which of the leaves {', '.join(leaf_shapes):.200} is which "
+                f"parameter there{there}: give order={list(leaf_shapes)}, if that is theirs, or a "
+                "list of arrays in their order; PyTorch's named_parameters() say it by themselves"
             )
-        order = list(found)
+        order = list(leaf_shapes)
     leaves = [
-        Leaf(path, found[path], name)
+        Leaf(path, leaf_shapes[path], name)
         for path, name in zip(order, order if names is None else names, strict=True)
     ]
     for i, (leaf, shape) in enumerate(zip(leaves, shapes or (), strict=bool(shapes))):
@@ -229,13 +229,13 @@ def _by_name(paths: Sequence[str], names: Sequence[str]) -> list[str] | None:
     Either may have a longer prefix than the other: ``sequential/dense/kernel``, ``dense.kernel``.
     """
     ours = {path.replace(".", "/"): path for path in paths}
-    found = []
+    order = []
     for name in (name.replace(".", "/") for name in names):
         meant = [name] if name in ours else [p for p in ours if _ends_alike(p, name)]
         if len(meant) != 1:
             return None
-        found.append(ours[meant[0]])
-    return found if len(set(found)) == len(paths) else None
+        order.append(ours[meant[0]])
+    return order if len(set(order)) == len(paths) else None
 
 
 def _ends_alike(a: str, b: str) -> bool:
@@ -293,12 +293,12 @@ def array(where: str, value: Any) -> np.ndarray:
         if hasattr(value, "detach"):  # PyTorch
             value = value.detach().cpu()
             value = value.float() if str(value.dtype) == "torch.bfloat16" else value
-        found = np.asarray(value)
+        as_numpy = np.asarray(value)
     except (RuntimeError, ValueError, TypeError) as error:
         raise TypeError(f"{where} is not an array: {error}") from None
-    if not (jnp.issubdtype(found.dtype, jnp.number)):
-        raise TypeError(f"{where} is {found.dtype}, not an array of numbers")
-    return found
+    if not (jnp.issubdtype(as_numpy.dtype, jnp.number)):
+        raise TypeError(f"{where} is {as_numpy.dtype}, not an array of numbers")
+    return as_numpy
 
 
 def filled(
@@ -333,12 +333,12 @@ def filled(
 
 
 def _cast(where: str, value: Any, dtype: Any) -> jax.Array:
-    found = np.asarray(value)
-    if jnp.iscomplexobj(found) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        raise ValueError(f"{where} is real, and the value is {found.dtype}")
+    as_numpy = np.asarray(value)
+    if jnp.iscomplexobj(as_numpy) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ValueError(f"{where} is real, and the value is {as_numpy.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
-        cast = found.astype(dtype)
-    if not (np.isfinite(found).all() and np.isfinite(cast).all()):
+        cast = as_numpy.astype(dtype)
+    if not (np.isfinite(as_numpy).all() and np.isfinite(cast).all()):
         raise ValueError(f"{where} would not be finite in {np.dtype(dtype).name}")
     # A copy of its own: states are donated, and these arrays belong to someone else.
     return jnp.array(cast, copy=True)

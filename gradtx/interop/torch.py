@@ -171,19 +171,21 @@ def from_torch(
             "them over as such (see split_real_and_imaginary)"
         )
     options, members = _members(where, groups, leaves)
-    held = [[states.get(k, states.get(str(k))) for k in o.values["params"]] for o in options]
+    states_of_groups = [
+        [states.get(k, states.get(str(k))) for k in o.values["params"]] for o in options
+    ]
     if class_name == "LBFGS":
         if scheduler is not None or len(options) > 1:
             raise ValueError(f"{where}: it has one group, and takes no scheduler here")
-        return from_lbfgs(options[0], leaves, held[0], params)
+        return from_lbfgs(options[0], leaves, states_of_groups[0], params)
     made = {}
     labels = []
-    parts = list(_parts(options, members, held))
+    parts = list(_parts(options, members, states_of_groups))
     if own_steps is None:
         apart = len(parts) > len(options) or len({part.steps for part in parts}) > 1
         own_steps = scheduler is None and apart
     if own_steps:
-        parts = [own for part in parts for own in _each(part)]
+        parts = [each for part in parts for each in _each(part)]
     every = _every(where, parts, scheduler, steps_per_epoch)
     over = _over(where, parts, scheduler, every)
     for part in parts:
@@ -198,8 +200,8 @@ def from_torch(
         made[part.label] = tx, slots, {**scalars, **counts, **plan.scalars}
         labels += [(literal(leaf.path), part.label) for leaf in part.leaves]
     if len(made) == 1:
-        ((tx, *given),) = made.values()
-        return tx, filled(tx.init(params), *given)
+        ((tx, *slots_and_scalars),) = made.values()
+        return tx, filled(tx.init(params), *slots_and_scalars)
     whole = partition({label: tx for label, (tx, *_) in made.items()}, labels)
     state: Any = whole.init(params)
     inner = {k: filled(part, *made[k][1:]) for k, part in state.inner_states.items()}
@@ -263,12 +265,15 @@ def _there(
 ) -> tuple[list[str] | None, list[tuple[int, ...]] | None]:
     """The names and the shapes of the parameters; None if they are not given."""
     said = [group.get("param_names") if isinstance(group, Mapping) else None for group in groups]
-    for own in said:
-        if own is not None and not (
-            isinstance(own, list | tuple) and all(isinstance(name, str) for name in own)
+    for group_names in said:
+        if group_names is not None and not (
+            isinstance(group_names, list | tuple)
+            and all(isinstance(name, str) for name in group_names)
         ):
-            raise TypeError(f"{where}: param_names must be a list of strings, not {own!r:.80}")
-    names = None if None in said else [name for own in said for name in own or ()]
+            raise TypeError(
+                f"{where}: param_names must be a list of strings, not {group_names!r:.80}"
+            )
+    names = None if None in said else [name for group_names in said for name in group_names or ()]
     if isinstance(source, Mapping):
         return names, None
     return names, [tuple(p.shape) for group in source.param_groups for p in group["params"]]
@@ -310,16 +315,16 @@ class _Resumed(NamedTuple):
 
 
 def _parts(
-    options: list[Options], members: list[list[Leaf]], held: list[list[Any]]
+    options: list[Options], members: list[list[Leaf]], states_of_groups: list[list[Any]]
 ) -> Iterator[_Resumed]:
-    for i, (o, leaves, states) in enumerate(zip(options, members, held, strict=True)):
+    for i, (o, leaves, states) in enumerate(zip(options, members, states_of_groups, strict=True)):
         steps: list[int | None] = []
         for leaf, state in zip(leaves, states, strict=True):
             at = f"{o.where}: the state of {leaf.path!r}"
             if not isinstance(state, Mapping | None):
                 raise TypeError(f"{at} must be a dict, not {state!r:.80}")
-            own = state or {}
-            steps.append(steps_taken(f"{at}: step", own["step"]) if "step" in own else None)
+            entries = state or {}
+            steps.append(steps_taken(f"{at}: step", entries["step"]) if "step" in entries else None)
         counted = any(taken is not None for taken in steps)
         if counted:
             steps = [taken or 0 for taken in steps]
@@ -447,25 +452,25 @@ def _taken(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     slots: dict[str, dict[str, Any]] = {}
     scalars: dict[str, Any] = {}
-    for leaf, held in zip(part.leaves, part.states, strict=True):
-        if not held:
+    for leaf, entries in zip(part.leaves, part.states, strict=True):
+        if not entries:
             continue
         for theirs, ours in core.slots.items():
             ours, convert = ours if isinstance(ours, tuple) else (ours, None)
-            value = held.get(theirs)
+            value = entries.get(theirs)
             if value is None:
                 continue
             at = f"{where}: {theirs} of {leaf.path!r}"
-            found = array(at, value)
+            slot = array(at, value)
             try:
-                found = found if convert is None else convert(found)
+                slot = slot if convert is None else convert(slot)
             except IndexError:
-                raise ValueError(f"{at} has the shape {found.shape}") from None
-            slots.setdefault(ours, {})[leaf.path] = found
+                raise ValueError(f"{at} has the shape {slot.shape}") from None
+            slots.setdefault(ours, {})[leaf.path] = slot
         for theirs, ours in core.scalars.items():
-            scalars[ours] = finite(f"{where}: {theirs} of {leaf.path!r}", held.get(theirs))
+            scalars[ours] = finite(f"{where}: {theirs} of {leaf.path!r}", entries.get(theirs))
     known = set(core.slots) | set(core.scalars) | {"step", "eta", "mu"}
-    unknown = {key for held in part.states if held for key in held} - known
+    unknown = {key for entries in part.states if entries for key in entries} - known
     if unknown:
         raise ValueError(f"{where}: unknown entries {sorted(map(str, unknown))} in the state")
     return slots, scalars

@@ -38,14 +38,14 @@ def from_lbfgs(
         if search is None
         else scale_by_zoom_linesearch(25, slope_rtol=1e-4, initial_guess_strategy="one"),
     )
-    for given in states:
-        if not isinstance(given, Mapping | None):
-            raise TypeError(f"{o.where}: the state must be a dict, not {given!r:.80}")
-    held = next((given for given in states if given), None)
+    for entries in states:
+        if not isinstance(entries, Mapping | None):
+            raise TypeError(f"{o.where}: the state must be a dict, not {entries!r:.80}")
+    entries_of_state = next((entries for entries in states if entries), None)
     state = tx.init(params)
-    if held is None:
+    if entries_of_state is None:
         return tx, state
-    read = Options(f"{o.where}: state", held)
+    read = Options(f"{o.where}: state", entries_of_state)
     count = steps_taken(f"{read.where}: n_iter", read.take("n_iter"))
     moved = _leaves(read, "d", read.take("d"), leaves)
     rate_then = read.number("t")

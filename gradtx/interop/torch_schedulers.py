@@ -78,11 +78,11 @@ def rate_schedule(where: str, scheduler: Any, i: int, group: ParamGroup) -> Sche
     """
     _check_group(where, scheduler, i)
     made = _schedule(where, scheduler, i, group)
-    now, given = float(group["lr"]), float(made(jnp.int32(epoch(scheduler))))
-    if not abs(now - given) <= 1e-5 * max(abs(now), abs(given)):
+    now, scheduled = float(group["lr"]), float(made(jnp.int32(epoch(scheduler))))
+    if not abs(now - scheduled) <= 1e-5 * max(abs(now), abs(scheduled)):
         raise ValueError(
             f"{where}: the learning rate in force is {now:g}, and {type(scheduler).__name__} gives "
-            f"{given:g} at its epoch {epoch(scheduler)}: something else has set it since"
+            f"{scheduled:g} at its epoch {epoch(scheduler)}: something else has set it since"
         )
     return made
 

@@ -92,14 +92,14 @@ def read(path: Path) -> Reading:
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             words = f"cell {number}: {_words(error)}" if number else _words(error)
             unread.append((text.decode("latin-1") if isinstance(text, bytes) else text, words))
-    found = _found(trees)
+    reading = _found(trees)
     nodes = (node for _, tree in trees for node in ast.walk(tree)) if unread else ()
     names = {"optax", *(local for node in nodes for local, _, _ in _imports(node))}
     faults: list[str] = []
     notes: list[str] = []
     for text, words in unread:
         (faults if any(name in text for name in names) else notes).append(words)
-    return Reading(found.uses, found.own, faults, notes)
+    return Reading(reading.uses, reading.own, faults, notes)
 
 
 def _words(error: BaseException) -> str:
@@ -123,7 +123,7 @@ _MAGIC = re.compile(r"(\s*)(?:[\w.,\s]+=\s*)?(?:[%!].*|\?\S.*|[\w.]+\?\??\s*$)")
 
 def _cells(notebook: Any) -> list[tuple[int, str | bytes]]:
     """The Python cells of a notebook, numbered from 1."""
-    found: list[tuple[int, str | bytes]] = []
+    python_cells: list[tuple[int, str | bytes]] = []
     sheets = [notebook, *notebook.get("worksheets", [])]  # of the third format
     cells = [cell for sheet in sheets for cell in sheet.get("cells", [])]
     for number, cell in enumerate(cells, 1):
@@ -133,8 +133,8 @@ def _cells(notebook: Any) -> list[tuple[int, str | bytes]]:
             continue
         first = next(iter(text.split()), "")
         if not first.startswith("%%") or first in _TIMING:
-            found.append((number, text))
-    return found
+            python_cells.append((number, text))
+    return python_cells
 
 
 def _parsed_cell(text: str) -> ast.Module:
@@ -160,27 +160,27 @@ def _parsed_cell(text: str) -> ast.Module:
 def _found(trees: list[tuple[int, ast.Module]]) -> Reading:
     """The uses in several pieces of code that share their names."""
     places: dict[str, str] = {}  # what each local name stands for, "" for Optax itself
-    found: list[Use] = []
-    own: set[str] = set()
+    all_uses: list[Use] = []
+    assigned: set[str] = set()
     for cell, tree in trees:
         for node in ast.walk(tree):
             for local, place, name in _imports(node):
                 places[local] = place
                 if name:
-                    found.append(Use(node.lineno, name, cell))  # type: ignore[attr-defined]
+                    all_uses.append(Use(node.lineno, name, cell))  # type: ignore[attr-defined]
     for cell, tree in trees:
-        for node, name, is_own, more in _mentions(tree, places):
-            if is_own:
-                own.add(name)
+        for node, name, is_assigned, more in _mentions(tree, places):
+            if is_assigned:
+                assigned.add(name)
             else:
-                found.append(Use(node.lineno, name, cell, **more))
+                all_uses.append(Use(node.lineno, name, cell, **more))
     # One use is kept of those in one line that are neither called nor compared.
-    called = {(use.cell, use.line, use.name) for use in found if use.call is not None}
-    compared_last = sorted((use for use in found if use.call is None), key=lambda u: u.compared)
+    called = {(use.cell, use.line, use.name) for use in all_uses if use.call is not None}
+    compared_last = sorted((use for use in all_uses if use.call is None), key=lambda u: u.compared)
     plain = {(use.cell, use.line, use.name): use for use in compared_last}
-    kept = [use for use in found if use.call is not None]
-    kept += [use for at, use in plain.items() if at not in called or use.compared]
-    return Reading(sorted(kept, key=lambda u: (u.cell, u.line, u.name)), own, [])
+    distinct_uses = [use for use in all_uses if use.call is not None]
+    distinct_uses += [use for at, use in plain.items() if at not in called or use.compared]
+    return Reading(sorted(distinct_uses, key=lambda u: (u.cell, u.line, u.name)), assigned, [])
 
 
 def _mentions(
@@ -304,17 +304,17 @@ def _private(parts: list[str]) -> str | None:
     )
 
 
-def verdicts(found: Iterable[Use], own: set[str]) -> Iterator[tuple[Use, str, str]]:
+def verdicts(uses: Iterable[Use], assigned: set[str]) -> Iterator[tuple[Use, str, str]]:
     """Each use that is missing here, is refused here or differs: with which, and what to know.
 
     Args:
-        found: the uses in a file.
-        own: the names that the code base itself gives to Optax's modules.
+        uses: the uses in a file.
+        assigned: the names that the code base itself gives to Optax's modules.
     """
-    imported = {use.name for use in found if use.call is None}
-    for use in found:
+    imported = {use.name for use in uses if use.call is None}
+    for use in uses:
         name = use.name
-        if any(name == mine or name.startswith(f"{mine}.") for mine in own):
+        if any(name == mine or name.startswith(f"{mine}.") for mine in assigned):
             continue
         result = verdict(name)
         if result is None or result[0] == "differs":
@@ -345,11 +345,11 @@ def _refusal(name: str, call: ast.Call) -> str | None:
         signature = inspect.signature(home)
     except (TypeError, ValueError):
         return None
-    given = [a for a in call.args if not isinstance(a, ast.Starred)]
+    positional = [a for a in call.args if not isinstance(a, ast.Starred)]
     named = {k.arg: None for k in call.keywords if k.arg is not None}
-    whole = len(given) == len(call.args) and len(named) == len(call.keywords)
+    complete = len(positional) == len(call.args) and len(named) == len(call.keywords)
     try:
-        (signature.bind if whole else signature.bind_partial)(*given, **named)
+        (signature.bind if complete else signature.bind_partial)(*positional, **named)
     except TypeError as error:
         return f"{error}; its arguments are {', '.join(signature.parameters)}"
     return None
@@ -371,8 +371,8 @@ def _given(place: int, name: str) -> Callable[[Use], bool]:
     """The test whether a call may give this argument a value other than None."""
     return lambda use: (
         use.call is not None
-        and (found := _argument(use, place, name)) is not None
-        and not _is_none(found)
+        and (argument := _argument(use, place, name)) is not None
+        and not _is_none(argument)
     )
 
 
@@ -426,10 +426,10 @@ def python_files(paths: list[Path]) -> list[Path]:
 
     What is named itself is among them whatever it is.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
-        found += sorted(_below(path)) if path.is_dir() else [path]
-    return found
+        files += sorted(_below(path)) if path.is_dir() else [path]
+    return files
 
 
 def _below(folder: Path) -> Iterator[Path]:

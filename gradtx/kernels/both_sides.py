@@ -6,6 +6,7 @@ and XLA adds up the sums of tiles. Other platforms and older GPUs, several devic
 ``shard_map``, exported programs, and matrices that do not fit the kernel are left to XLA.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,13 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from gradtx.numerics.compiler_hints import recompute
-from gradtx.programs.opaque import has_triton, is_exported, is_on_one_device, opaque
+from gradtx.programs.opaque import (
+    has_triton,
+    is_exported,
+    is_on_one_device,
+    opaque,
+    through_triton,
+)
 from gradtx.types import Array
 
 SIDE = 64
@@ -49,8 +56,10 @@ def written_and_summed(
     >>> rows.tolist(), columns.tolist()
     ([8.0, 8.0], [0.0, 4.0, 12.0])
     """
-    given = [jnp.asarray(x, slot.dtype) if isinstance(x, float) else jnp.asarray(x) for x in arrays]
-    new, rows, columns = written_and_summed_p.bind(*after, slot, *given, make=make, terms=terms)
+    operands = [
+        jnp.asarray(x, slot.dtype) if isinstance(x, float) else jnp.asarray(x) for x in arrays
+    ]
+    new, rows, columns = written_and_summed_p.bind(*after, slot, *operands, make=make, terms=terms)
     return new, rows, columns
 
 
@@ -105,13 +114,13 @@ def in_tiles(
         for ref, x in zip(refs[-3:], (new, jnp.sum(square, 1), jnp.sum(square, 0)), strict=True):
             ref[...] = x
 
-    given = [seen(x) for x in (slot, *arrays)]
+    operands = [seen(x) for x in (slot, *arrays)]
     new, by_row, by_column = pl.pallas_call(
         body,
         grid=(before, rows // SIDE, columns // SIDE),
-        in_specs=list(map(tile, given)),
+        in_specs=list(map(tile, operands)),
         out_specs=[
-            tile(given[0]),
+            tile(operands[0]),
             pl.BlockSpec((None, None, SIDE), lambda b, i, j: (b, j, i)),
             pl.BlockSpec((None, None, SIDE), lambda b, i, j: (b, i, j)),
         ],
@@ -127,7 +136,7 @@ def in_tiles(
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="written_and_summed",
-    )(*given)
+    )(*operands)
     return [
         new.reshape(slot.shape),
         jnp.sum(by_row, 1).reshape(slot.shape[:-1]),
@@ -159,7 +168,8 @@ def _lowered(ctx: Any, *values: Any, **static: Any) -> Any:
     def run(*arrays: Array) -> list[Array]:
         return in_tiles(*arrays[2:], **static) if kernel else _plain(*arrays, **static)
 
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *values)
+    with through_triton() if kernel else contextlib.nullcontext():
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *values)
 
 
 # Not cached: only in place does it see what its operands are. One rule for all platforms: JAX does

@@ -15,7 +15,17 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from gradtx.programs.interpreter import advance, interpret, needed, read, run_equation, variables
+from gradtx.programs.interpreter import (
+    Uses,
+    advance,
+    equations,
+    interpret,
+    needed,
+    read,
+    run_equation,
+    uses,
+    variables,
+)
 from gradtx.storage.encoded import Blocks, blocks_of
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import decode_p, encode_p
@@ -48,6 +58,7 @@ class Cut:
         shape: the shape of the leaf.
         blocks: the blocks of the leaf, whose entries share a scale; None if no slot has blocks.
         eqns: the equations of the kernel, in order.
+        coded: those among them that decode and encode slots.
         scalars: the numbers that the kernel reads.
         arrays: the arrays that the kernel reads, of the leaf's shape or of an encoded slot.
         outputs: the arrays that the kernel writes.
@@ -58,6 +69,7 @@ class Cut:
     shape: tuple[int, ...]
     blocks: Blocks | None
     eqns: list[Any]
+    coded: list[Any]
     scalars: list[Any]
     arrays: list[Any]
     outputs: list[Any]
@@ -67,19 +79,18 @@ class Cut:
     @property
     def codecs(self) -> set[Codec]:
         """The codecs in which the slots that the kernel reads and writes are encoded."""
-        return {eqn.params["codec"] for eqn in self.eqns if eqn.primitive in (decode_p, encode_p)}
+        return {eqn.params["codec"] for eqn in self.coded}
 
     @property
     def drawn(self) -> list[Codec]:
         """The codecs that need random numbers in the kernel."""
         reads = {decode_p: 0, encode_p: 1}
-        found = (
+        codecs = (
             eqn.params["codec"]
-            for eqn in self.eqns
-            if eqn.primitive in reads
-            and len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
+            for eqn in self.coded
+            if len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
         )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(codecs))
 
     def kind(self) -> Any:
         """A key of the kernel: cuts of two leaves have equal keys if one kernel serves both."""
@@ -118,18 +129,19 @@ def inlined(
         return not {*eqn.params.get("shardings", ())} - {None, *shardings}
 
     def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
-        if not any(is_joined(e) or "branches_platforms" in e.params for e in program.jaxpr.eqns):
+        each = equations(program.jaxpr, is_joined)
+        if not any(is_joined(e) or "branches_platforms" in e.params for e, _ in each):
             return list(jaxpr_as_fun(program)(*inputs))  # faster than one equation after another
         return interpret(program, inputs, compute)
 
-    def compute(eqn: Any, given: list[Any]) -> list[Any] | None:
+    def compute(eqn: Any, values: list[Any]) -> list[Any] | None:
         platforms = eqn.params.get("branches_platforms")
         if platforms is not None:
             here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
-            return run(eqn.params["branches"][here], given[1:])
+            return run(eqn.params["branches"][here], values[1:])
         if is_joined(eqn):
-            held = eqn.params[CALLS[eqn.primitive.name]]
-            return run(getattr(held, "closed", held), given)
+            callee = eqn.params[CALLS[eqn.primitive.name]]
+            return run(getattr(callee, "closed", callee), values)
         return None
 
     return jax.make_jaxpr(lambda *x: run(closed, x))(*arrays)
@@ -147,25 +159,25 @@ def cuts(
         overwritten: for results, by their indices, the arguments in whose memory they are written.
         fits: whether there is a kernel for what could be one.
     """
-    made = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-    uses = _Uses.of(jaxpr, overwritten)
+    memory = _Memory.of(jaxpr, overwritten)
+    made = memory.uses.computed
     groups: dict[int, tuple[set[int], list[Any]]] = {}
     group_of: dict[int, int] = {}
     for number, ends in enumerate(_ends(jaxpr, made)):
-        found = _behind(jaxpr, made, ends[0])
-        for other in {group_of[i] for i in found if i in group_of}:
+        members = _behind(jaxpr, made, ends[0])
+        for other in {group_of[i] for i in members if i in group_of}:
             more, before = groups.pop(other)
-            found, ends = found | more, [*before, *ends]
-        groups[number] = found, ends
-        group_of |= dict.fromkeys(found, number)
-    one_by_one = (_cut(jaxpr, uses, fits, *group) for group in groups.values())
+            members, ends = members | more, [*before, *ends]
+        groups[number] = members, ends
+        group_of |= dict.fromkeys(members, number)
+    one_by_one = (_cut(jaxpr, memory, fits, *group) for group in groups.values())
     return [cut for cut in one_by_one if cut is not None]
 
 
 def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
     """The groups of variables that kernels compute: the arrays of a slot, or one other result."""
-    for eqn, is_needed in zip(jaxpr.eqns, needed(jaxpr, variables(jaxpr.outvars)), strict=True):
-        if eqn.primitive is encode_p and is_needed:
+    for eqn in needed(jaxpr, variables(jaxpr.outvars)):
+        if eqn.primitive is encode_p:
             yield list(eqn.outvars)
     for v in dict.fromkeys(variables(jaxpr.outvars)):
         if v in made and jaxpr.eqns[made[v]].primitive is not encode_p:
@@ -174,24 +186,24 @@ def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
 
 def _behind(jaxpr: Any, made: Mapping[Any, int], end: Any) -> set[int]:
     """The indices of the equations that compute the variable `end` entry by entry."""
-    found: set[int] = set()
+    members: set[int] = set()
     eqn = jaxpr.eqns[made[end]]
     left = [end]
     shape = end.aval.shape
     if eqn.primitive is encode_p:
-        found, left, shape = {made[end]}, [eqn.invars[0]], eqn.invars[0].aval.shape
+        members, left, shape = {made[end]}, [eqn.invars[0]], eqn.invars[0].aval.shape
     while left:
         v = left.pop()
         i = None if isinstance(v, Literal) else made.get(v)
-        if i is None or i in found or v.aval.shape != shape or not shape:
+        if i is None or i in members or v.aval.shape != shape or not shape:
             continue
         eqn = jaxpr.eqns[i]
         if eqn.primitive is decode_p:
-            found.add(i)
+            members.add(i)
         elif _is_elementwise(eqn, shape):
-            found.add(i)
+            members.add(i)
             left += eqn.invars
-    return found
+    return members
 
 
 def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
@@ -202,48 +214,47 @@ def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
 
 
 @dataclass
-class _Uses:
-    """The readers of each variable of a program, and the memory in which its results are written.
+class _Memory:
+    """Where the variables of a program are read, and the memory in which its results are written.
 
     Attributes:
-        readers: the equations that read a variable, by their indices.
+        uses: where they are computed and read.
         there: the arrays that lie in memory, whichever equations become kernels.
         overwritten: for a result of the program, the argument in whose memory it is written.
     """
 
-    readers: dict[Any, list[int]]
+    uses: Uses
     there: set[Any]
     overwritten: dict[Any, Any]
 
     @classmethod
-    def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Uses":
-        readers: dict[Any, list[int]] = {}
-        there = {*jaxpr.invars, *jaxpr.constvars}
-        for i, eqn in enumerate(jaxpr.eqns):
-            for v in variables(eqn.invars):
-                readers.setdefault(v, []).append(i)
-            if eqn.primitive.name in STORED:
-                there.update(eqn.outvars)
+    def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Memory":
+        uses_of_variables = uses(jaxpr.eqns)
+        stored = [
+            v
+            for v, i in uses_of_variables.computed.items()
+            if jaxpr.eqns[i].primitive.name in STORED
+        ]
         memory = {
             jaxpr.outvars[i]: jaxpr.invars[k]
             for i, k in overwritten.items()
             if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal)
         }
-        return cls(readers, there, memory)
+        return cls(uses_of_variables, {*jaxpr.invars, *jaxpr.constvars, *stored}, memory)
 
 
 def _cut(
     jaxpr: Any,
-    uses: _Uses,
+    memory: _Memory,
     fits: Callable[[Cut], bool],
-    found: set[int],
+    members: set[int],
     outputs: list[Any],
 ) -> Cut | None:
-    """The equations with the indices `found` as one kernel; None if one kernel cannot compute them.
+    """The equations of these indices as one kernel; None if one kernel cannot compute them.
 
     All slots must have the same blocks, and a kernel reads arrays only where these lie in memory.
     """
-    order = sorted(found)
+    order = sorted(members)
     eqns = [jaxpr.eqns[i] for i in order]
     coded = [eqn for eqn in eqns if eqn.primitive in (decode_p, encode_p)]
     decoded = [eqn.outvars[0] for eqn in coded if eqn.primitive is decode_p]
@@ -253,33 +264,32 @@ def _cut(
     blocks = {blocks_of(codec, shape) for codec in codecs} - {None}
     if len(blocks) > 1:
         return None
-    inside = {v for eqn in eqns for v in eqn.outvars}
-    read = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars) if v not in inside)
-    scalars = [v for v in read if not v.aval.shape]
-    arrays = [v for v in read if v.aval.shape]
+    inside = uses(eqns)
+    inputs = [v for v in inside.read if v not in inside.computed]
+    scalars = [v for v in inputs if not v.aval.shape]
+    arrays = [v for v in inputs if v.aval.shape]
     results = set(outputs)
-    readers = (i for v in outputs for i in uses.readers.get(v, ()))
+    readers = (i for v in outputs for i, _ in memory.uses.read.get(v, ()))
     alone = (
         results.isdisjoint(arrays)
-        and uses.there.issuperset(arrays)
+        and memory.there.issuperset(arrays)
         and any(v.aval.shape == shape for v in arrays)
-        and not any(i < order[-1] and i not in found for i in readers)
+        and not any(i < order[-1] and i not in members for i in readers)
     )
     if not alone:
         return None
-    memory: dict[Any, Any] = {}
+    written: dict[Any, Any] = {}
     for eqn in coded:
         if eqn.primitive is encode_p:
-            memory |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
-    memory |= {v: uses.overwritten[v] for v in outputs if v in uses.overwritten}
+            written |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
+    written |= {v: memory.overwritten[v] for v in outputs if v in memory.overwritten}
     overwrites = {
         outputs.index(new): arrays.index(old)
-        for new, old in memory.items()
+        for new, old in written.items()
         if new in results and old in arrays and new.aval.dtype == old.aval.dtype
     }
-    cut = Cut(
-        shape, next(iter(blocks), None), eqns, scalars, arrays, outputs, overwrites, order[-1]
-    )
+    (block,) = blocks or {None}
+    cut = Cut(shape, block, eqns, coded, scalars, arrays, outputs, overwrites, order[-1])
     return cut if fits(cut) else None
 
 
@@ -287,19 +297,19 @@ def run_with_kernels(
     jaxpr: Any,
     consts: Sequence[Any],
     inputs: Sequence[Any],
-    found: Sequence[Cut],
+    kernel_cuts: Sequence[Cut],
     kernel: Callable[[Cut], Callable[..., Sequence[Any]]],
 ) -> list[Any]:
     """The results of a program, of which the equations of each cut run as one kernel."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     wanted = variables(jaxpr.outvars)
-    wanted += [v for cut in found for v in (*cut.scalars, *cut.arrays)]
-    is_needed = needed(jaxpr, wanted, (v for cut in found for v in cut.outputs))
+    wanted += [v for cut in kernel_cuts for v in (*cut.scalars, *cut.arrays)]
+    chosen = {*map(id, needed(jaxpr, wanted, (v for cut in kernel_cuts for v in cut.outputs)))}
     after: dict[int, list[Cut]] = {}
-    for cut in found:
+    for cut in kernel_cuts:
         after.setdefault(cut.last, []).append(cut)
     for i, eqn in enumerate(jaxpr.eqns):
-        if is_needed[i]:
+        if id(eqn) in chosen:
             advance(env, [eqn], functools.partial(run_equation, jaxpr))
         for cut in after.get(i, ()):
             results = kernel(cut)(*(env[v] for v in (*cut.scalars, *cut.arrays)))

@@ -9,6 +9,7 @@ on its shard, which has whole blocks, where the engine knows the sharding of the
 fit a kernel is run as it is.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -37,8 +38,14 @@ from gradtx.leaves.shardings import known_sharding, shardings_are_known
 from gradtx.numerics import half
 from gradtx.numerics.compiler_hints import delay, true_after
 from gradtx.numerics.root import root_p
-from gradtx.programs.interpreter import advance
-from gradtx.programs.opaque import has_triton, is_exported, is_on_one_device, opaque
+from gradtx.programs.interpreter import advance, uses
+from gradtx.programs.opaque import (
+    has_triton,
+    is_exported,
+    is_on_one_device,
+    opaque,
+    through_triton,
+)
 from gradtx.programs.tracing import is_tracer
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import FORMATS, Blocks, Encoded, KeyWords, numbers_in, parts_of
@@ -68,18 +75,18 @@ def in_kernels(
     """
     arrays = {n: v for n, v in extra_args.items() if not callable(v)}
     functions = {n: v for n, v in extra_args.items() if callable(v)}
-    held = jax.tree.leaves(state, is_leaf=is_stored)
-    inside = any(isinstance(x, Marked) for x in held)
-    alone = not any(isinstance(x, Encoded) and x.blocks is not None for x in held)
+    slots = jax.tree.leaves(state, is_leaf=is_stored)
+    inside = any(isinstance(x, Marked) for x in slots)
+    alone = not any(isinstance(x, Encoded) and x.blocks is not None for x in slots)
 
     def in_order(done: Any, new: State) -> tuple[Any, State]:
         return after_parameters(done, new) if whole and alone and not inside else (done, new)
 
-    if not any(map(Marked.can, held)):
+    if not any(map(Marked.can, slots)):
         return in_order(*step(updates, state, params, **extra_args))
     structure: Any
-    given = (params, marked(state), updates, arrays)
-    leaves, structure = jax.tree.flatten(given)
+    trees = (params, marked(state), updates, arrays)
+    leaves, structure = jax.tree.flatten(trees)
     at = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
     if not any(is_tracer(leaves[i]) for i in at):
         return step(updates, state, params, **extra_args)
@@ -103,7 +110,7 @@ def in_kernels(
     if not whole:
         old[: len(jax.tree.leaves(params))] = [None] * len(jax.tree.leaves(out[0]))
     overwritten = tuple((i, k) for i, k in enumerate(old) if k is not None)
-    known = _shardings(given) if shardings_are_known() else [None] * len(leaves)
+    known = _shardings(trees) if shardings_are_known() else [None] * len(leaves)
     results = program_p.bind(
         *closed.consts,
         *inputs,
@@ -116,9 +123,9 @@ def in_kernels(
     return done if inside else in_order(*plain(done))
 
 
-def _shardings(given: tuple[Params | None, State, Updates, Any]) -> list[NamedSharding | None]:
+def _shardings(trees: tuple[Params | None, State, Updates, Any]) -> list[NamedSharding | None]:
     """The shardings of parameters and gradients that are known; None for every other array."""
-    paths = [path for path, _ in with_paths(given)[0]]
+    paths = [path for path, _ in with_paths(trees)[0]]
     return [
         known_sharding(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths
     ]
@@ -160,8 +167,8 @@ def without_kernels(
 
     def run(updates: Updates, state: State, *params: Any, **extra_args: Any) -> tuple[Any, State]:
         done, new = step(updates, plain(state), *params, **extra_args)
-        held = jax.tree.leaves(state, is_leaf=is_stored)
-        return done, marked(new) if any(isinstance(x, Marked) for x in held) else new
+        slots = jax.tree.leaves(state, is_leaf=is_stored)
+        return done, marked(new) if any(isinstance(x, Marked) for x in slots) else new
 
     return run
 
@@ -229,10 +236,9 @@ class Backend(NamedTuple):
 
 def _has_halves(cut: Cut) -> bool:
     """Whether a kernel computes with float16 numbers other than scales."""
+    computed, read = uses(cut.eqns)
     return any(
-        v.aval.dtype == jnp.float16 and v.aval.shape in ((), cut.shape)
-        for eqn in cut.eqns
-        for v in (*eqn.invars, *eqn.outvars)
+        v.aval.dtype == jnp.float16 and v.aval.shape in ((), cut.shape) for v in (*computed, *read)
     )
 
 
@@ -306,7 +312,7 @@ def with_kernels(
     def shard_of(cut: Cut) -> Shard | None:
         return Shard.of(cut, known, backend.pieces)
 
-    found = cuts(flat.jaxpr, dict(overwritten), lambda cut: backend.fits(cut, shard_of(cut)))
+    kernel_cuts = cuts(flat.jaxpr, dict(overwritten), lambda cut: backend.fits(cut, shard_of(cut)))
     made: dict[Any, Any] = {}
 
     def kernel(cut: Cut) -> Callable[..., Sequence[Any]]:
@@ -320,7 +326,7 @@ def with_kernels(
             made[kind] = jax.jit(shard.run(run, cut))
         return made[kind]
 
-    return run_with_kernels(flat.jaxpr, flat.consts, arrays, found, kernel)
+    return run_with_kernels(flat.jaxpr, flat.consts, arrays, kernel_cuts, kernel)
 
 
 def _launched(
@@ -335,11 +341,11 @@ def _launched(
     memory, load, store, options = backend.settings()
     leaf = next(v for v in cut.arrays if v.aval.shape == cut.shape)
     count = len(cut.scalars)
-    given = dict(zip(cut.scalars, inputs, strict=False)) | shard.firsts(cut)
-    floats = [v for v, x in given.items() if jnp.issubdtype(x.dtype, jnp.floating)]
-    others = [v for v in given if v not in floats]
+    scalar_values = dict(zip(cut.scalars, inputs, strict=False)) | shard.firsts(cut)
+    floats = [v for v, x in scalar_values.items() if jnp.issubdtype(x.dtype, jnp.floating)]
+    others = [v for v in scalar_values if v not in floats]
     packed = [
-        (jnp.stack([given[v].astype(dtype) for v in which]), which)
+        (jnp.stack([scalar_values[v].astype(dtype) for v in which]), which)
         for which, dtype in ((floats, jnp.float32), (others, jnp.int32))
         if which
     ]
@@ -358,15 +364,15 @@ def _launched(
         return tiling.window(rows(v), at, b)
 
     def inside(v: Any, b: int) -> Array | None:
-        found = window(v, b)
-        return found.inside(backend.filled(found.kept(found.sizes)), seen(v))
+        tile_window = window(v, b)
+        return tile_window.inside(backend.filled(tile_window.kept(tile_window.sizes)), seen(v))
 
     def block(ref: Any, v: Any, b: int) -> Any:
         """Block `b` of a tile, in the tile that Pallas has brought in or in the whole array."""
         r = rows(v)
         if not backend.fills:
-            own = (*[slice(None)] * tiling.axis, pl.ds(b * r, r))
-            return ref if tiling.blocks == 1 else ref.at[own]
+            rows_of_block = (*[slice(None)] * tiling.axis, pl.ds(b * r, r))
+            return ref if tiling.blocks == 1 else ref.at[rows_of_block]
         spans = zip(*window(v, b), strict=True)
         return ref.at[tuple(i if n is None else pl.ds(i, power_of_2(n)) for i, n in spans)]
 
@@ -376,7 +382,7 @@ def _launched(
         scalars = {}
         for ref, (_, which) in zip(numbers, packed, strict=True):
             for k, v in enumerate(which):
-                dtype = given[v].dtype
+                dtype = scalar_values[v].dtype
                 scalars[v] = ref[k] != 0 if dtype == jnp.bool_ else ref[k].astype(dtype)
         for b in range(tiling.blocks):
             env = dict(scalars)
@@ -426,7 +432,7 @@ def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[An
     tiling = backend.tiling(shard.shape, shard.blocks)
     assert tiling is not None
     scalars = dict(zip(cut.scalars, inputs, strict=False)) | shard.firsts(cut)
-    once = {eqn.invars[0] for eqn in cut.eqns if eqn.primitive is encode_p}
+    once = {eqn.invars[0] for eqn in cut.coded if eqn.primitive is encode_p}
 
     def turn(k: Array) -> list[Array]:
         at: list[Array] = []
@@ -437,14 +443,18 @@ def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[An
 
     def window(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
         """Tile `k` of an array: where it begins, its sizes, and its shape as the rule sees it."""
-        found = tiling.window(shard.rows(v, cut), turn(k))
-        return found.starts, [n or 1 for n in found.sizes], found.kept(found.sizes)
+        tile_window = tiling.window(shard.rows(v, cut), turn(k))
+        return (
+            tile_window.starts,
+            [n or 1 for n in tile_window.sizes],
+            tile_window.kept(tile_window.sizes),
+        )
 
     def seen(v: Any) -> tuple[int, ...]:
         return tiling.seen(shard.shape_of(v, cut), shard.rows(v, cut))
 
-    given = zip(inputs[len(cut.scalars) :], cut.arrays, strict=True)
-    arrays = [x.reshape(seen(v)) for x, v in given]
+    pairs = zip(inputs[len(cut.scalars) :], cut.arrays, strict=True)
+    arrays = [x.reshape(seen(v)) for x, v in pairs]
     old = [
         arrays[cut.overwrites[i]] if i in cut.overwrites else jnp.zeros(seen(v), v.aval.dtype)
         for i, v in enumerate(cut.outputs)
@@ -465,8 +475,8 @@ def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[An
         for x, v in zip(now, cut.arrays, strict=True):
             starts, sizes, shape = window(v, k)
             env[v] = jax.lax.dynamic_slice(x, starts, sizes).reshape(shape)
-        own = tiling.window(shard.blocks.size, turn(k))
-        draws = functools.partial(_draws, shard, tiling, own, scalars)
+        tile_window = tiling.window(shard.blocks.size, turn(k))
+        draws = functools.partial(_draws, shard, tiling, tile_window, scalars)
         computed(cut, env, tiling.axis, draws, None, once)
         return [
             jax.lax.cond(always, functools.partial(write, k, v), lambda x, _: x, x, env[v])
@@ -542,7 +552,8 @@ def _lowered(backend: Backend, ctx: Any, *arrays: Any, **static: Any) -> Any:
     )
     if backend is GPU and (is_exported(ctx) or not has_triton()):
         run = _as_it_is
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
+    with through_triton() if backend is GPU else contextlib.nullcontext():
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
 
 
 for _backend in (TPU, GPU, CPU):

@@ -141,14 +141,14 @@ class Window(NamedTuple):
     starts: list[Any]
     sizes: tuple[int | None, ...]
 
-    def kept(self, given: Sequence[Any]) -> tuple[Any, ...]:
+    def kept(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Of one value for each dimension of an array, the values of this window's dimensions."""
-        return tuple(x for x, n in zip(given, self.sizes, strict=True) if n is not None)
+        return tuple(x for x, n in zip(values, self.sizes, strict=True) if n is not None)
 
     def draws(self, whole: Draws) -> Draws:
         """The random draws of the entries in this window, among those of the whole slot."""
-        own = whole.part(self.starts)
-        return own._replace(strides=self.kept(own.strides))
+        part = whole.part(self.starts)
+        return part._replace(strides=self.kept(part.strides))
 
     def inside(self, tile: tuple[int, ...], shape: tuple[int, ...]) -> Array | None:
         """A mask of the tile's entries that lie in this window and in an array of some shape.

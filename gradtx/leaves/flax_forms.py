@@ -103,8 +103,8 @@ class _Read:
         if isinstance(target, _Masked):
             return target  # what is there: {}, or None as it was written before
         left_out = dict.fromkeys(_absent(target))
-        found = self.read(target, {**left_out, **written} if left_out else written)
-        return found if target is like else _in_our_form(found, like)
+        state = self.read(target, {**left_out, **written} if left_out else written)
+        return state if target is like else _in_our_form(state, like)
 
 
 def _absent(state: Any) -> list[str]:
@@ -128,22 +128,22 @@ def _in_their_form(state: Any) -> Any:
     return state._replace(**keys, **inner) if keys or inner else state
 
 
-def _in_our_form(found: Any, like: Any) -> Any:
+def _in_our_form(state: Any, like: Any) -> Any:
     cls: Any = type(like)
     kinds, masked = state_fields(cls), masked_fields(cls)
-    keys = {n: _key(getattr(found, n), getattr(like, n)) for n, k in kinds.items() if k == KEY}
-    inner = {n: _unmarked(getattr(found, n)) for n in masked}
-    return found._replace(**keys, **inner)
+    keys = {n: _key(getattr(state, n), getattr(like, n)) for n, k in kinds.items() if k == KEY}
+    inner = {n: _unmarked(getattr(state, n)) for n in masked}
+    return state._replace(**keys, **inner)
 
 
 def _words(key: Any) -> Any:
     return jax.random.key_data(key) if is_key(key) else key
 
 
-def _key(found: Any, like: Any) -> Any:
-    if is_key(like) and not is_key(found):
-        return jax.random.wrap_key_data(found, impl=jax.random.key_impl(like))
-    return found
+def _key(key: Any, like: Any) -> Any:
+    if is_key(like) and not is_key(key):
+        return jax.random.wrap_key_data(key, impl=jax.random.key_impl(like))
+    return key
 
 
 def _marked(tree: Any) -> Any:

@@ -73,7 +73,8 @@ class MatrixDimensions:
             perhaps ``heads``, an axis and how many matrices lie side by side along it; a tree of
             them or a prefix of it, or a function from the updates to such a tree. None for a leaf
             means that it is not a matrix.
-        kind: the class of the numbers; its defaults are used if nothing is given.
+        kind: a class of such numbers; its defaults are used if nothing is given. Those of another
+            class that name the same axes will do too.
     """
 
     given: Any
@@ -83,23 +84,30 @@ class MatrixDimensions:
         """The dimension numbers of each leaf of `tree`.
 
         Raises:
-            ValueError: they are not a tree like it or a prefix of it.
-            TypeError: a leaf of them is of another class.
+            ValueError: they are not a tree like it or a prefix of it, or a rule matches no leaf.
+            TypeError: a leaf of them names no axes.
         """
         tree = whole_of(tree)
         numbers = self.kind() if self.given is None else self.given
-        if callable(numbers) and not isinstance(numbers, self.kind):
+        if callable(numbers) and not names_axes(numbers):
+            if hasattr(numbers, "check"):  # it is made of rules, each of which must match a leaf
+                numbers.check(tree)
             numbers = numbers(tree)
 
         def stop(x: Any) -> bool:
-            return x is None or isinstance(x, self.kind)
+            return x is None or names_axes(x)
 
-        found = spread_leaves(f"{label}: the dimension numbers are", numbers, tree, stop)
-        if not all(map(stop, found)):
+        leaf_numbers = spread_leaves(f"{label}: the dimension numbers are", numbers, tree, stop)
+        if not all(map(stop, leaf_numbers)):
             raise TypeError(
                 f"{label}: the leaves of the dimension numbers must be {self.kind.__name__}"
             )
-        return found
+        return leaf_numbers
+
+
+def names_axes(x: Any) -> bool:
+    """Whether this is dimension numbers: it names the axes of rows and those of columns."""
+    return hasattr(x, "reduction_axis") and hasattr(x, "output_axis")
 
 
 def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> Matrices:
@@ -113,20 +121,20 @@ def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> 
         columns = axes_of(numbers.output_axis, len(shape))
         if len({*rows, *columns}) < len(rows) + len(columns):
             raise ValueError(f"an axis occurs twice in {numbers}")
-        split, own = _apart(tuple(shape), getattr(numbers, "heads", None), (*rows, *columns))
+        split, places = _apart(tuple(shape), getattr(numbers, "heads", None), (*rows, *columns))
     except ValueError as error:
         raise ValueError(
             f"{label}: at {path_string(path)!r}, of shape {tuple(shape)}: {error}; give dimension "
             "numbers, or None for a leaf that is not a matrix"
         ) from None
-    rows, columns = (tuple(own[axis] for axis in axes) for axes in (rows, columns))
+    rows, columns = (tuple(places[axis] for axis in axes) for axes in (rows, columns))
     batch = tuple(axis for axis in range(len(split)) if axis not in (*rows, *columns))
     batches, height, width = (
         math.prod(split[axis] for axis in axes) for axes in (batch, rows, columns)
     )
     # An array's own axis has its number of matrices, if there are heads, just before it.
-    whole = [sum(place < axis for place in own) for axis in range(len(split))]
-    axes = tuple(tuple(whole[axis] for axis in axes) for axes in (batch, rows, columns))
+    original_axes = [sum(place < axis for place in places) for axis in range(len(split))]
+    axes = tuple(tuple(original_axes[axis] for axis in axes) for axes in (batch, rows, columns))
     order, sizes = (*batch, *rows, *columns), (batches, height, width)
     return Matrices(order, sizes, tuple(shape), split, axes)
 
@@ -146,7 +154,7 @@ def _apart(
 
 def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
     """One axis or several as a tuple of indices, of which none is negative."""
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
-    if not all(-ndim <= axis < ndim for axis in given):
-        raise ValueError(f"the axes {given} are not axes of an array with {ndim} dimensions")
-    return tuple(axis % ndim for axis in given)
+    indices = (axes,) if isinstance(axes, int) else tuple(axes)
+    if not all(-ndim <= axis < ndim for axis in indices):
+        raise ValueError(f"the axes {indices} are not axes of an array with {ndim} dimensions")
+    return tuple(axis % ndim for axis in indices)

@@ -178,9 +178,9 @@ def on_leaves(
     extra_args: dict[str, Any],
 ) -> tuple[Any, State]:
     """``function(updates, state, params, **extra_args)`` on leaves instead of their vectors."""
-    seen, own, extra = unpack((updates, params, extra_args))
+    seen, leaf_params, extra = unpack((updates, params, extra_args))
     with part_of_whole(unpack):
-        done, state = function(seen, state, own, **extra)
+        done, state = function(seen, state, leaf_params, **extra)
     return packed_like(done, updates), state
 
 

@@ -1,7 +1,6 @@
 """Leaves by path: how they are named in errors, patterns and configurations."""
 
 import fnmatch
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -61,8 +60,8 @@ def with_paths(
     keyed, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     if not {type(key) for path, _ in keyed for key in path} & {type(_CONTENT)}:
         return keyed, treedef
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)[0]
-    boxes = {path for path, x in found if is_box(x)}
+    nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)[0]
+    boxes = {path for path, x in nodes if is_box(x)}
 
     def name(path: Any) -> Any:
         return tuple(key for i, key in enumerate(path) if key != _CONTENT or path[:i] not in boxes)
@@ -199,10 +198,10 @@ def spread_leaves(
     Raises:
         ValueError: it is neither: `problem`, and where they first differ.
     """
-    found: list[Any] = []
+    leaf_values: list[Any] = []
 
     def note(said: Any, below: PyTree) -> None:
-        found.extend([said] * len(jax.tree.leaves(below, is_leaf=is_leaf)))
+        leaf_values.extend([said] * len(jax.tree.leaves(below, is_leaf=is_leaf)))
 
     try:
         jax.tree.map(note, prefix, tree, is_leaf=stop)
@@ -211,7 +210,7 @@ def spread_leaves(
         if values is None:
             raise no_prefix(problem, prefix, tree, stop) from None
         return values
-    return found
+    return leaf_values
 
 
 def no_prefix(
@@ -225,18 +224,18 @@ def no_prefix(
         tree: the parameters.
         stop: what is a value.
     """
-    found = _prefix_difference(prefix, tree, stop)
-    return ValueError(f"{problem} not a tree like the parameters or a prefix of it: {found}")
+    difference = _prefix_difference(prefix, tree, stop)
+    return ValueError(f"{problem} not a tree like the parameters or a prefix of it: {difference}")
 
 
 def _prefix_difference(prefix: PyTree, tree: PyTree, stop: Callable[[Any], bool]) -> str:
     """Why `prefix` is no prefix of `tree`, for an error message."""
     said = [path_string(path) for path, _ in with_paths(prefix, stop)[0]]
-    own = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
+    leaf_paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
     for path in said:
-        if path and not any(at == path or at.startswith(f"{path}/") for at in own):
-            return f"they have no {path!r}, their leaves are {', '.join(own)}"
-    for at in own:
+        if path and not any(at == path or at.startswith(f"{path}/") for at in leaf_paths):
+            return f"they have no {path!r}, their leaves are {', '.join(leaf_paths)}"
+    for at in leaf_paths:
         if not any(not path or at == path or at.startswith(f"{path}/") for path in said):
             return f"it says nothing of {at!r}"
     at, kind, needed = next(_containers(prefix, tree), ("", "tree", "tree of another form"))
@@ -272,9 +271,9 @@ def mask_prefix(tree: PyTree, where: Where) -> PyTree:
     mask, is_whole = _given_mask(tree, where)
     if is_whole:
         return mask
-    whole = _broadcast(mask, tree)  # says what does not fit
+    full_mask = _broadcast(mask, tree)  # says what does not fit
     short = jax.tree.map(lambda m: m is not None and _boolean(m), mask, is_leaf=is_leaf)
-    return short if is_prefix(short, tree) else whole
+    return short if is_prefix(short, tree) else full_mask
 
 
 def _given_mask(tree: PyTree, where: Where) -> tuple[PyTree, bool]:
@@ -379,9 +378,6 @@ def merge(tree: PyTree, other: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: b if a is None else a, tree, other, is_leaf=is_leaf)
 
 
-_OF_PARAMS = ("value_fn", "obj_fn", "grad_fn")  # the extra arguments that are functions of them
-
-
 def _kind(leaf: Any) -> Any:
     return getattr(leaf, "dtype", type(leaf))
 
@@ -392,22 +388,19 @@ def _is_trainable(kind: Any) -> bool:
     return bool(jax.numpy.issubdtype(kind, jax.numpy.inexact))
 
 
-def without_objects(
-    updates: PyTree, params: PyTree, extra_args: dict[str, Any]
-) -> tuple[PyTree, dict[str, Any]]:
+def without_objects(updates: PyTree, params: PyTree) -> PyTree:
     """Parameters with `None` for each leaf that no step could train, as those of a whole module.
 
     A module of Equinox has functions, integers and random keys among its leaves, and numbers, which
-    are no parameters if they have no gradient. Extra arguments that are functions of the parameters
-    get the whole module.
+    are no parameters if they have no gradient.
 
-    >>> without_objects({"f": None, "w": 1.0}, {"f": abs, "w": 2.0}, {})[0]
+    >>> without_objects({"f": None, "w": 1.0}, {"f": abs, "w": 2.0})
     {'f': None, 'w': 2.0}
     """
     kinds = set(map(_kind, jax.tree.leaves(params, is_leaf=is_rows)))
     trainable = {kind: _is_trainable(kind) for kind in kinds}
     if all(trainable.values()):
-        return params, extra_args
+        return params
     leaves, treedef = leaves_with_path(params)
     gradients, other = jax.tree.flatten(updates, is_leaf=is_leaf)
     if other != treedef:
@@ -417,16 +410,4 @@ def without_objects(
         untrained = g is None and isinstance(p, int | float | complex)
         return None if p is None or untrained or not trainable[_kind(p)] else p
 
-    arrays = treedef.unflatten(
-        [parameter(p, g) for (_, p), g in zip(leaves, gradients, strict=True)]
-    )
-
-    def of_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def filled(at: PyTree, *args: Any, **kwargs: Any) -> Any:
-            return function(merge(at, params), *args, **kwargs)
-
-        return filled
-
-    functions = {n: of_whole(extra_args[n]) for n in _OF_PARAMS if callable(extra_args.get(n))}
-    return arrays, {**extra_args, **functions}
+    return treedef.unflatten([parameter(p, g) for (_, p), g in zip(leaves, gradients, strict=True)])

@@ -1,7 +1,7 @@
 """Rows: the gradient, or the update, of the few rows of a table that a step touches."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from gradtx.numerics import cast, round_to, widen
 from gradtx.programs.contexts import check_indices
-from gradtx.programs.interpreter import advance, inner_jaxprs, read
+from gradtx.programs.dataflow import Lattice, follow
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, PyTree
 
@@ -161,8 +161,8 @@ class Rows:
             )
             values = jax.ops.segment_sum(widen(values), place[at], named.size).astype(self.dtype)
             named = indices
-        kept = (named < past).reshape((-1,) + (1,) * (values.ndim - 1))
-        new = Rows(named, jnp.where(kept, values, 0), self.shape)
+        in_table = (named < past).reshape((-1,) + (1,) * (values.ndim - 1))
+        new = Rows(named, jnp.where(in_table, values, 0), self.shape)
         new._coalesced = True
         return new
 
@@ -253,10 +253,10 @@ def refuse_changed_indices(function: Callable[[PyTree], PyTree], tree: PyTree) -
         program, after = jax.make_jaxpr(function, return_shape=True)(tree)
     except Exception:  # what cannot be traced says so itself
         return
-    jaxpr = program.jaxpr
-    before = [_KEPT if at is not None else None for at in _places_of_indices(tree)]
-    for mark, at in zip(_marked(jaxpr, before), _places_of_indices(after), strict=True):
-        if at is not None and mark is _CHANGED:
+    before = [_KEPT if at is not None else _NONE for at in _places_of_indices(tree)]
+    marks = follow(program, before, _Indices())
+    for mark, at in zip(marks, _places_of_indices(after), strict=True):
+        if at is not None and mark == _CHANGED:
             raise TypeError(
                 f"Rows: at {at!r} there are new indices, computed from those of the gradient: a "
                 "tree.map over gradients multiplies the indices too; use gradtx's transformation "
@@ -264,9 +264,9 @@ def refuse_changed_indices(function: Callable[[PyTree], PyTree], tree: PyTree) -
             )
 
 
-_KEPT, _CHANGED = object(), object()
+_NONE, _KEPT, _CHANGED = range(3)
 _ARITHMETIC = frozenset({"abs", "add", "div", "integer_pow", "max", "min", "mul", "neg", "sub"})
-_PASSING = frozenset(["convert_element_type", "copy", "optimization_barrier", "select_n"])
+_PASSING = frozenset(["convert_element_type", "copy", "select_n"])
 
 
 def _places_of_indices(tree: PyTree) -> list[str | None]:
@@ -279,35 +279,22 @@ def _places_of_indices(tree: PyTree) -> list[str | None]:
     return places
 
 
-def _marked(jaxpr: Any, operands: list[Any]) -> list[Any]:
-    """Which results of a program are indices as they were, or are computed from indices."""
+class _Indices(Lattice[int]):
+    """Whether an array has indices as they were, or is computed from indices."""
 
-    def results(eqn: Any, operands: list[Any]) -> list[Any]:
-        none = [None] * len(eqn.outvars)
-        if not any(x is _KEPT or x is _CHANGED for x in operands):
-            return none
-        name, inner = eqn.primitive.name, list(inner_jaxprs(eqn))
+    def number(self, x: Any) -> int:
+        return _NONE
+
+    def join(self, a: int, b: int, shape: Any) -> int:
+        return max(a, b)
+
+    def results(self, eqn: Any, known: list[int]) -> list[int]:
+        mark, name = max(known, default=_NONE), eqn.primitive.name
         if name in _ARITHMETIC:
-            return [_CHANGED]
-        if name in _PASSING:
-            each = [operands] * len(none) if len(none) == 1 else [[x] for x in operands]
-            return list(map(_worst, each))
-        # The operands of a branch come after its index.
-        runs = [
-            _marked(j, operands[len(operands) - len(j.invars) :])
-            for j in inner
-            if len(j.invars) <= len(operands) and len(j.outvars) == len(none)
-        ]
-        return [_worst(each) for each in zip(*runs, strict=True)] or none
-
-    env = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, operands, strict=True))
-    advance(env, jaxpr.eqns, results)
-    return read(env, jaxpr.outvars)
-
-
-def _worst(marks: Iterable[Any]) -> Any:
-    marks = list(marks)
-    return next((m for m in (_CHANGED, _KEPT) if any(x is m for x in marks)), None)
+            mark = _CHANGED if mark else _NONE
+        elif name not in _PASSING:
+            mark = _NONE
+        return [mark] * len(eqn.outvars)
 
 
 def row_indices(where: str, name: str, indices: Any) -> Any:
@@ -324,15 +311,15 @@ def row_indices(where: str, name: str, indices: Any) -> Any:
         raise TypeError(f"{where}: {name} must be integers, not {indices.dtype}")
     if not isinstance(indices, np.ndarray | np.generic):
         return indices
-    given = np.asarray(indices)
-    kept = given.astype(jax.dtypes.canonicalize_dtype(given.dtype))
-    lost = kept != given
+    exact = np.asarray(indices)
+    truncated = exact.astype(jax.dtypes.canonicalize_dtype(exact.dtype))
+    lost = truncated != exact
     if lost.any():
         raise ValueError(
             f"{where}: {name} must fit into 32 bits unless jax_enable_x64 is set, and "
-            f"{given[lost][0]} does not: JAX would make {kept[lost][0]} of it"
+            f"{exact[lost][0]} does not: JAX would make {truncated[lost][0]} of it"
         )
-    return kept
+    return truncated
 
 
 def index_dtype(largest: int) -> Any:

@@ -123,12 +123,12 @@ def dividing_axes(sharding: NamedSharding, ndim: int) -> tuple[tuple[Any, ...], 
         sharding: of the array.
         ndim: the number of its dimensions.
     """
-    given = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
+    spec_axes = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
 
     def divides(axis: Any) -> bool:
         return axis is PartitionSpec.UNCONSTRAINED or bool(axis and sharding.mesh.shape[axis] > 1)
 
-    dims = [tuple(filter(divides, axes)) for axes in given]
+    dims = [tuple(filter(divides, axes)) for axes in spec_axes]
     return (*dims, *[()] * (ndim - len(dims)))
 
 
@@ -172,13 +172,13 @@ def on_explicit_axes(
     by_path = [
         leaf for tree in (params, updates) for leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
-    found = {path_string(k): jax.typeof(x).sharding for k, x in by_path if explicit_mesh(x)}
+    shardings = {path_string(k): jax.typeof(x).sharding for k, x in by_path if explicit_mesh(x)}
 
     def inside(entered: Any, arrays: dict[str, Any], *trees: Any) -> Any:
         entered = numbers if entered is None else entered
         if shardings_are_known():
             return run(entered, *trees, **arrays, **functions)
-        with known_shardings(found, balance=False):
+        with known_shardings(shardings, balance=False):
             return run(entered, *trees, **arrays, **functions)
 
     entered = None if explicit_mesh(numbers) is None else numbers
@@ -216,9 +216,9 @@ def automatic(function: Callable[..., _T], like: PyTree, *args: Any) -> _T:
     if mesh is None or not jax.tree.leaves(like):
         return function(*args)
     if any(map(is_tracer, leaves)):
-        kept = jax.tree.map(lambda x: _sharding(x, mesh), like)
+        shardings = jax.tree.map(lambda x: _sharding(x, mesh), like)
         axes = explicit_axes(mesh)
-        done: _T = jax.sharding.auto_axes(function, axes=axes, out_sharding=kept)(*args)
+        done: _T = jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)(*args)
         return done
     with _told_to_compile(leaves):
         return function(*args)
@@ -229,7 +229,7 @@ def explicit(function: Callable[..., _T], params: Params) -> Callable[..., _T]:
     mesh = explicit_mesh(params)
     if mesh is None:
         return function
-    kept = jax.tree.map(lambda x: _sharding(x, mesh), params)
+    shardings = jax.tree.map(lambda x: _sharding(x, mesh), params)
 
     def called(params: Params, *args: Any, **kwargs: Any) -> _T:
         def on(params: Params) -> _T:
@@ -238,7 +238,7 @@ def explicit(function: Callable[..., _T], params: Params) -> Callable[..., _T]:
         if explicit_mesh(params) is not None or jax.sharding.get_abstract_mesh().empty:
             return on(params)
         axes = explicit_axes(mesh)
-        done: _T = jax.sharding.explicit_axes(on, axes=axes, in_sharding=(kept,))(params)
+        done: _T = jax.sharding.explicit_axes(on, axes=axes, in_sharding=(shardings,))(params)
         return done
 
     return called
@@ -267,8 +267,8 @@ def in_one_program(
     """
     treedef: Any
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_one)
-    made = iter(jax.jit(function)([x for x in leaves if is_one(x)]))
-    return treedef.unflatten([next(made) if is_one(x) else x for x in leaves])
+    replacements = iter(jax.jit(function)([x for x in leaves if is_one(x)]))
+    return treedef.unflatten([next(replacements) if is_one(x) else x for x in leaves])
 
 
 def committed(tree: TreeT) -> tuple[TreeT, bool]:

@@ -40,11 +40,11 @@ def part_of_whole(part: Callable[[PyTree], PyTree]) -> Iterator[None]:
     Args:
         part: takes this part of a tree, as it takes the parameters that are handed on.
     """
-    whole = _whole.get()
-    if whole is not None:
-        is_form = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(whole))
-        whole = jax.eval_shape(part, whole) if is_form else part(whole)
-    with whole_leaves(whole):
+    whole_tree = _whole.get()
+    if whole_tree is not None:
+        is_form = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(whole_tree))
+        whole_tree = jax.eval_shape(part, whole_tree) if is_form else part(whole_tree)
+    with whole_leaves(whole_tree):
         yield
 
 
@@ -55,21 +55,21 @@ def whole_of(tree: PyTree) -> PyTree:
         tree: parameters, gradients or slots; None stands for a leaf that the step does not see.
             `Rows` of which the table is not known become the shape and type of the table.
     """
-    whole = _whole.get()
+    whole_tree = _whole.get()
     structure: Any
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
-    each, other = jax.tree.flatten(whole, is_leaf=_is_leaf)
-    if whole is None or structure != other:
+    each, other = jax.tree.flatten(whole_tree, is_leaf=_is_leaf)
+    if whole_tree is None or structure != other:
         return structure.unflatten(map(_as_leaf, leaves)) if any(map(is_rows, leaves)) else tree
     return structure.unflatten(map(_typed, each, leaves))
 
 
 def whole_form() -> Any:
     """The shapes and types of the whole leaves, which can be compared; None if not known."""
-    whole = _whole.get()
-    if whole is None:
+    whole_tree = _whole.get()
+    if whole_tree is None:
         return None
-    leaves, structure = jax.tree.flatten(whole, is_leaf=_is_leaf)
+    leaves, structure = jax.tree.flatten(whole_tree, is_leaf=_is_leaf)
     return structure, tuple(None if x is None else (x.shape, x.dtype) for x in leaves)
 
 
@@ -90,11 +90,11 @@ def _as_leaf(x: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_rows(x) else x
 
 
-def _typed(whole: Any, x: Any) -> Any:
+def _typed(whole_leaf: Any, x: Any) -> Any:
     """A whole leaf in the type in which a step sees it, such as that of a master copy."""
-    dtype, own = getattr(x, "dtype", None), getattr(whole, "dtype", None)
-    if dtype is None or own is None or own == dtype:
-        return whole
-    if isinstance(whole, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(whole.shape, dtype)
-    return whole.astype(dtype)
+    dtype, whole_dtype = getattr(x, "dtype", None), getattr(whole_leaf, "dtype", None)
+    if dtype is None or whole_dtype is None or whole_dtype == dtype:
+        return whole_leaf
+    if isinstance(whole_leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(whole_leaf.shape, dtype)
+    return whole_leaf.astype(dtype)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.linalg.products import hermitian_part
 from gradtx.numerics import abs_sq, divide, root
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array
@@ -33,16 +34,16 @@ def factorized(factorize: Callable[..., Any], x: Array, *beside: Array) -> Any:
     """
     if x.ndim == 2 or not x.size:
         return factorize(x, *beside)
-    given = [y.reshape(-1, *y.shape[-2:]) for y in (x, *beside)]
+    batches = [y.reshape(-1, *y.shape[-2:]) for y in (x, *beside)]
     if is_tracer(x):
 
-        def one_by_one(*given: Array) -> Any:
-            return jax.lax.map(lambda each: factorize(*each), given)
+        def one_by_one(*batches: Array) -> Any:
+            return jax.lax.map(lambda each: factorize(*each), batches)
 
-        found = jax.lax.platform_dependent(*given, cpu=one_by_one, default=factorize)
+        factors = jax.lax.platform_dependent(*batches, cpu=one_by_one, default=factorize)
     else:
-        found = jax.tree.map(lambda *each: jnp.stack(each), *map(factorize, *given))
-    return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
+        factors = jax.tree.map(lambda *each: jnp.stack(each), *map(factorize, *batches))
+    return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), factors)
 
 
 @jax.custom_jvp
@@ -62,8 +63,7 @@ def _turned_eigenvectors(primals: Any, tangents: Any) -> tuple[Array, Array]:
     (x,), (change,) = primals, tangents
     v = eigenvectors(x)
     values = jnp.sum((v.conj() * (x @ v)).real, -2)
-    change = (change + change.mT.conj()) / 2
-    turn = _over(v.mT.conj() @ change @ v, _gaps(values), values[..., None])
+    turn = _over(v.mT.conj() @ hermitian_part(change) @ v, _gaps(values), values[..., None])
     return v, v @ turn
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import check_choice
 from gradtx.linalg.linear_algebra import frobenius_norm, identity_like
-from gradtx.linalg.products import product
+from gradtx.linalg.products import hermitian_part, product
 from gradtx.numerics import abs_sq, divide
 from gradtx.numerics.control import branch, repeat
 from gradtx.programs.tracing import is_tracer
@@ -113,7 +113,7 @@ def sweep(x: Array, basis: Array) -> Array:
     # A TPU's compiler takes several times as long where it reduces the result of a product in one
     # computation with it. A branch is one of its own.
     some = jnp.any(largest > 0)
-    return branch(some, _turned, lambda b, q: q, (b + b.mT.conj()) / 2, basis)
+    return branch(some, _turned, lambda b, q: q, hermitian_part(b), basis)
 
 
 def _turned(b: Array, basis: Array) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.linalg.decompositions import eigenvectors, factorized, orthonormal, singular_vectors
-from gradtx.linalg.products import product
+from gradtx.linalg.products import hermitian_part, product
 from gradtx.numerics import (
     Norm,
     abs_sq,
@@ -57,8 +57,8 @@ def safe_norm(
 
     small = of(x) <= min_norm
     # At zeros the gradient of a norm is NaN, even where it is not selected; at ones it is not.
-    found = jnp.where(small, min_norm, of(jnp.where(small, 1, x)))
-    return found if keepdims else jnp.squeeze(found, axis)
+    limited_norm = jnp.where(small, min_norm, of(jnp.where(small, 1, x)))
+    return limited_norm if keepdims else jnp.squeeze(limited_norm, axis)
 
 
 def safe_root_mean_squares(x: Any, min_rms: Any) -> Array:
@@ -283,8 +283,8 @@ def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
 def _inverse_root(root: int, x: Array, eps: Array) -> Array:
     values, vectors = factorized(jnp.linalg.eigh, x)
     scales = (jnp.maximum(values, 0) + eps) ** (-1 / root)
-    found: Array = (vectors * scales[..., None, :]) @ vectors.mT.conj()
-    return found
+    inverse_root: Array = (vectors * scales[..., None, :]) @ vectors.mT.conj()
+    return inverse_root
 
 
 @_inverse_root.defjvp
@@ -300,7 +300,7 @@ def _changed_inverse_root(root: int, primals: Any, tangents: Any) -> tuple[Array
     chords = (scales[..., None, :] - scales[..., :, None]) / jnp.where(near, 1, gaps)
     slopes = jnp.where(near, -(mean ** (-1 / root - 1)) / root, chords)
     one = identity_like(x)
-    moved = v.mT.conj() @ ((change + change.mT.conj()) / 2) @ v + one * of_eps[..., None, :]
+    moved = v.mT.conj() @ hermitian_part(change) @ v + one * of_eps[..., None, :]
     return _inverse_root(root, x, eps), v @ (slopes * moved) @ v.mT.conj()
 
 
@@ -324,16 +324,16 @@ def damped_inverse(x: Array, damping: Any) -> Array:
         one = jnp.broadcast_to(identity_like(root), root.shape)
         return jax.lax.linalg.triangular_solve(root, one, left_side=True, lower=True)
 
-    def by_eigenvalues(x: Array, found: Array) -> Array:
+    def by_eigenvalues(x: Array, inverse: Array) -> Array:
         values, vectors = factorized(jnp.linalg.eigh, x)
         least = precision * jnp.max(values, -1, keepdims=True)
         inverses = jnp.where(values <= least, 0, 1 / jnp.maximum(values, least))
         other = (vectors * inverses[..., None, :].astype(x.dtype)) @ vectors.mT.conj()
-        return jnp.where(clear, found, other)
+        return jnp.where(clear, inverse, other)
 
     half: Array = factorized(inverted, jnp.where(clear, root, identity_like(root)))
-    found = half.mT.conj() @ half
-    return branch(jnp.all(clear), lambda x, found: found, by_eigenvalues, x, found)
+    inverse = half.mT.conj() @ half
+    return branch(jnp.all(clear), lambda x, inverse: inverse, by_eigenvalues, x, inverse)
 
 
 def newton_inverse_root(x: Array, root: int, eps: Any, most: int = 100) -> Array:
@@ -373,12 +373,12 @@ def newton_inverse_root(x: Array, root: int, eps: Any, most: int = 100) -> Array
         y, m, count = state
         f = factor(m)
         new = y @ f, jnp.linalg.matrix_power(f, root) @ m
-        kept = off(state)
-        return *(jnp.where(kept, a, b) for a, b in zip(new, (y, m), strict=True)), count + 1
+        still_off = off(state)
+        return *(jnp.where(still_off, a, b) for a, b in zip(new, (y, m), strict=True)), count + 1
 
     ridged = x + jnp.maximum(eps / scale, 8 * precision * frobenius_norm(x)) * one
     z = (root + 1) / (2 * frobenius_norm(ridged))
     start = z ** (1 / root) * one, z * ridged, jnp.zeros([], jnp.int32)
-    found = repeat_while(going, once, start)
-    last = found[0] @ factor(found[1])
-    return jnp.where(off(found), jnp.nan, last * scale ** (-1 / root))
+    final_state = repeat_while(going, once, start)
+    last = final_state[0] @ factor(final_state[1])
+    return jnp.where(off(final_state), jnp.nan, last * scale ** (-1 / root))

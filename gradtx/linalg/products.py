@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Products of matrices, and their Hermitian parts."""
 
 from typing import Any
 
@@ -24,7 +24,16 @@ def product(a: Array, b: Array, precision: Any = None) -> Array:
         return jnp.matmul(a, b, precision=precision)
 
     def alone(a: Array, b: Array) -> Array:
-        given = jax.lax.optimization_barrier((a, b))
-        return jax.lax.optimization_barrier(plain(*given))
+        factors = jax.lax.optimization_barrier((a, b))
+        return jax.lax.optimization_barrier(plain(*factors))
 
     return jax.lax.platform_dependent(a, b, tpu=alone, default=plain)
+
+
+def hermitian_part(x: Array) -> Array:
+    """The Hermitian part of matrices, the mean of each and its conjugate transpose.
+
+    >>> hermitian_part(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
+    [[1.0, 3.0], [3.0, 3.0]]
+    """
+    return (x + x.mT.conj()) / 2

@@ -15,9 +15,9 @@ def floating(where: str, **arrays: Any) -> list[Array]:
     Raises:
         TypeError: an array is of another type.
     """
-    found = {name: jnp.asarray(x) for name, x in arrays.items()}
-    check_floating(where, **found)
-    wide = [widen(x) for x in found.values()]
+    by_name = {name: jnp.asarray(x) for name, x in arrays.items()}
+    check_floating(where, **by_name)
+    wide = [widen(x) for x in by_name.values()]
     dtype = jnp.result_type(*wide)
     return [x.astype(dtype) for x in wide]
 
@@ -45,8 +45,8 @@ def check_shapes(where: str, **arrays: Any) -> None:
     """Raise a ValueError unless all shapes are the same: nothing is broadcast by accident."""
     shapes = {name: jnp.shape(x) for name, x in arrays.items()}
     if len(set(shapes.values())) > 1:
-        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"{where}: the shapes must be the same, not {found}")
+        shown_shapes = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"{where}: the shapes must be the same, not {shown_shapes}")
 
 
 def check_rank(where: str, rank: int, **arrays: Any) -> None:

@@ -249,8 +249,8 @@ def _sums(axis: int, x: Array, y: Array, where: Array | None) -> _LabelSums:
     others = jnp.sum(jnp.where(is_label, 0, jnp.exp(less)), axis, keepdims=True)
     chosen = widen(jnp.expand_dims(at_label(x, y, axis), axis)) - largest
     # A label that does not count has no term.
-    own = jnp.where(finite & jnp.expand_dims(counts, axis), chosen, -jnp.inf)
-    less_one = jnp.where(finite, others + jnp.expm1(own), 0)
+    label_logit = jnp.where(finite & jnp.expand_dims(counts, axis), chosen, -jnp.inf)
+    less_one = jnp.where(finite, others + jnp.expm1(label_logit), 0)
     of_infinite = jnp.where(largest == -jnp.inf, 0, largest)
     log_sum = jnp.where(finite, jnp.log1p(less_one), of_infinite)
     return _LabelSums(less, is_label, others, log_sum, largest, chosen)

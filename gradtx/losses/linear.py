@@ -200,10 +200,10 @@ def _on_explicit_axes(run: Callable[..., Array], plan: _Plan, place: Any, *array
 def _of_sharded(plan: _Plan, *arrays: Any) -> Array:
     """`_losses` of whole arrays, where each device has its own words."""
     every = PartitionSpec()
-    own = PartitionSpec(*[None] * plan.axis, plan.over)
+    by_words = PartitionSpec(*[None] * plan.axis, plan.over)
     return jax.shard_map(
         functools.partial(_losses, plan),
-        in_specs=(every, own, PartitionSpec(plan.over), every, every, every),
+        in_specs=(every, by_words, PartitionSpec(plan.over), every, every, every),
         out_specs=every,
         axis_names=set(plan.over),
     )(*arrays)
@@ -234,12 +234,12 @@ def _losses(
     largest, log_sum, loss = _sums(plan.axis, chunk, *arrays)
     largest = jax.lax.stop_gradient(largest)
     if over:
-        own, largest = largest, jax.lax.pmax(largest, over)
+        largest_here, largest = largest, jax.lax.pmax(largest, over)
         is_here = (arrays[3] >= 0) & (arrays[3] < w.shape[plan.axis])
-        loss = _with_others(over, is_here, log_sum + (own - largest), loss)
+        loss = _with_others(over, is_here, log_sum + (largest_here - largest), loss)
         # Less 1, as in `_forward`, for the largest logit.
-        is_top = own == largest
-        rest = jnp.where(is_top, jnp.expm1(log_sum), jnp.exp(log_sum + (own - largest)))
+        is_top = largest_here == largest
+        rest = jnp.where(is_top, jnp.expm1(log_sum), jnp.exp(log_sum + (largest_here - largest)))
         others = jax.lax.psum(is_top.astype(rest.dtype), over) - 1
         log_sum = jnp.log1p(jax.lax.psum(rest, over) + others)
     # A label that is none has the gradient of the logarithm of the sum.
@@ -287,10 +287,10 @@ def _product(a: Array, b: Array, over: tuple[int, ...], of: tuple[int, ...]) -> 
 
 def _over_chunks(add: Callable[[Any, int, Any], Any], start: Any, words: int, chunk: int) -> Any:
     """``add(first, size, sums)`` for all words; the last chunk has as many as are left."""
-    whole, rest = divmod(words, chunk)
+    full_chunks, rest = divmod(words, chunk)
     # The rest comes first: after the loop it would need a second array of gradients.
-    sums = add(whole * chunk, rest, start) if rest else start
-    return jax.lax.fori_loop(0, whole, lambda i, sums: add(i * chunk, chunk, sums), sums)
+    sums = add(full_chunks * chunk, rest, start) if rest else start
+    return jax.lax.fori_loop(0, full_chunks, lambda i, sums: add(i * chunk, chunk, sums), sums)
 
 
 def _hits(y: Array, first: Any, size: int) -> Array:
@@ -339,8 +339,8 @@ def _forward(
     return sums, (x, w, b, y, keep, largest, log_sum, chosen)
 
 
-def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
-    x, w, b, y, keep, largest, log_sum, chosen = kept
+def _backward(axis: int, chunk: int, residuals: Any, slopes: _Sums) -> Any:
+    x, w, b, y, keep, largest, log_sum, chosen = residuals
     # Of the label, whose probability may be near 1.
     log_p = chosen - largest - log_sum
     log_p = jnp.where(log_p > 0, 0, log_p)  # of a label that is not here

@@ -110,5 +110,5 @@ def log_cosh(predictions: Any, targets: Any | None = None) -> Array:
 
 
 def _errors(where: str, predictions: Any, targets: Any | None) -> Array:
-    (found,) = floating(where, predictions=predictions)
-    return found if targets is None else found - real(targets)
+    (x,) = floating(where, predictions=predictions)
+    return x if targets is None else x - real(targets)

@@ -86,10 +86,10 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
 
         # The stub says which modules people use by name, if there is one.
         modules = () if public else [m.name for m in pkgutil.iter_modules(path or ())]
-        own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        special_names = (name for name in vars(sys.modules[package]) if name.startswith("__"))
         # A state is read, and seldom named: 120 of their classes would hide what people call.
         called = (name for name in public if not name.endswith(("State", "States")))
-        return sorted({*called, *modules, *own})
+        return sorted({*called, *modules, *special_names})
 
     return list(public), get, names
 

@@ -151,9 +151,9 @@ def recompute(
     ]
     invars = [*jaxpr.constvars, *names, *jaxpr.invars]
     run = jaxpr_as_fun(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars, eqns=eqns), []))
-    held = [_times(x, one) if jnp.ndim(x) == 0 else x for x in closed.consts]
+    constants = [_times(x, one) if jnp.ndim(x) == 0 else x for x in closed.consts]
     structure: Any = jax.tree.structure(out)
-    return structure.unflatten(run(*held, *(_times(x, one) for x in (*numbers, *arrays))))
+    return structure.unflatten(run(*constants, *(_times(x, one) for x in (*numbers, *arrays))))
 
 
 def true_after(x: Array) -> Array:

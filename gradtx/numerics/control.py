@@ -142,37 +142,39 @@ def loop_once_if(
     if near is not now:  # as of an offloaded state that was loaded onto the device
         return loop_once_if(condition, run, near, anyway=anyway)
     anyway = anyway and not closed.effects
-    of, held = closed.jaxpr, list(closed.consts)  # since jax 0.12 `of` holds the constants too
+    of, constants = closed.jaxpr, list(closed.consts)  # since jax 0.12 `of` holds the constants too
     jaxpr = Jaxpr(of.constvars, of.invars, of.outvars, of.eqns, of.effects, of.debug_info)
     structure: Any = jax.tree.structure(now)
 
-    def converted(now: _T, turn: Array, *held: Array) -> _T:
-        alone = jaxpr_as_fun(ClosedJaxpr(jaxpr, held))
+    def converted(now: _T, turn: Array, *constants: Array) -> _T:
+        alone = jaxpr_as_fun(ClosedJaxpr(jaxpr, constants))
         return structure.unflatten(alone(*jax.tree.leaves(now), turn))
 
-    def loop(condition: Array, now: _T, held: list[Array]) -> _T:
+    def loop(condition: Array, now: _T, constants: list[Array]) -> _T:
         turns = condition.astype(jnp.int32)
-        return jax.lax.fori_loop(0, turns, lambda i, x: converted(x, i, *held), now)
+        return jax.lax.fori_loop(0, turns, lambda i, x: converted(x, i, *constants), now)
 
-    def select(condition: Array, now: _T, held: list[Array]) -> _T:
-        new = converted(now, jnp.int32(0), *held)
+    def select(condition: Array, now: _T, constants: list[Array]) -> _T:
+        new = converted(now, jnp.int32(0), *constants)
         return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, now)
 
     @jax.custom_jvp
-    def either(condition: Array, now: _T, held: list[Array]) -> _T:
+    def either(condition: Array, now: _T, constants: list[Array]) -> _T:
         if not anyway:
-            return loop(condition, now, held)
-        chosen: _T = jax.lax.platform_dependent(condition, now, held, cpu=loop, default=select)
+            return loop(condition, now, constants)
+        chosen: _T = jax.lax.platform_dependent(condition, now, constants, cpu=loop, default=select)
         return chosen
 
     @either.defjvp
     def differentiate(primals: Any, tangents: Any) -> Any:
-        def choose(condition: Array, now: _T, held: list[Array]) -> _T:
-            return jax.lax.cond(condition, lambda: converted(now, jnp.int32(0), *held), lambda: now)
+        def choose(condition: Array, now: _T, constants: list[Array]) -> _T:
+            return jax.lax.cond(
+                condition, lambda: converted(now, jnp.int32(0), *constants), lambda: now
+            )
 
         return jax.jvp(choose, primals, tangents)
 
-    return either(condition, now, held)
+    return either(condition, now, constants)
 
 
 def _in_memory_of(now: _T, results: list[Any]) -> _T:

@@ -7,7 +7,7 @@ loop that seldom runs; on other chips the three sums are taken in one pass.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from gradtx.types import Array, DType, PyTree
 Axes = int | Sequence[int] | None
 
 Scales = Sequence[Any]
+
+Chip = Literal["cpu", "other"]
 
 Again = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function, and what it is called with."""
@@ -137,18 +139,18 @@ def _traced(x: Array, axes: Axes, count: int, costly: bool, apart: bool) -> Norm
 
 
 def _means_of_squares(
-    axes: Axes, count: int, scales: Scales, x: Array, *, in_one: bool = False
+    axes: Axes, count: int, scales: Scales, x: Array, *, on: Chip | None = None
 ) -> list[Array]:
-    totals = sums_of_squares(scales, x, axes, in_one=in_one)
+    totals = sums_of_squares(scales, x, axes, on=on)
     return totals if count == 1 else [total / count for total in totals]
 
 
 def sums_of_squares(
-    scales: Scales, x: Array, axes: Axes = None, *, in_one: bool = False
+    scales: Scales, x: Array, axes: Axes = None, *, on: Chip | None = None
 ) -> list[Array]:
     """The sum of squares of `x` times each scale (None is 1), over `axes`, which are kept.
 
-    With `in_one` several are one reduction.
+    On a TPU or a GPU several sums are one reduction.
     """
     x, over, keep = widen(x), range(x.ndim) if axes is None else axes, axes is not None
     over = (over,) if isinstance(over, int) else tuple(over)
@@ -165,7 +167,7 @@ def sums_of_squares(
         totals = jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(jnp.add, a, b)), of)
         return [jnp.expand_dims(total, of) if keep else total for total in totals]
 
-    return together(*terms) if in_one else apart(*terms)
+    return together(*terms) if on == "other" and len(terms) > 1 else apart(*terms)
 
 
 def norm_of_sums(
@@ -178,8 +180,9 @@ def norm_of_sums(
     """The root of ``sums((None,), *arrays)[0]``, as a constant to differentiation.
 
     Args:
-        sums: ``(scales, *arrays, in_one=False) -> sums of squares``, one for each scale, by which
-            numbers are multiplied before they are squared; None is 1.
+        sums: ``(scales, *arrays, on=None) -> sums of squares``, one for each scale, by which
+            numbers are multiplied before they are squared; None is 1. `on` is the kind of chip for
+            which they are traced, or None where that is not known.
         arrays: what is summed.
         again: computes the arrays once more, for a second pass.
         costly: whether chips other than a CPU take the plain sum alone.
@@ -187,15 +190,15 @@ def norm_of_sums(
     """
     arrays = jax.lax.stop_gradient(arrays)
 
-    def if_needed() -> Array:
-        short = _shortened(sums((None,), *arrays)[0])
+    def if_needed(on: Chip | None = None) -> Array:
+        short = _shortened(sums((None,), *arrays, on=on)[0])
         far, least = _far(short.dtype), _least(short.dtype)
 
         def over_again(i: Array, short: Array) -> Array:
             function, needed = again or (lambda *arrays: arrays, arrays)
             terms = function(*inside(jax.lax.stop_gradient(needed), i))
             unit = jnp.where(i == 0, far, 1 / far).astype(short.dtype)
-            (total,) = sums((1 / unit,), *terms)
+            (total,) = sums((1 / unit,), *terms, on=on)
             return _improved(i, short, total, unit)
 
         # The first turn is for norms that are too large, the second for those that are too small.
@@ -204,17 +207,17 @@ def norm_of_sums(
         end = jnp.where(jnp.min(short, initial=1) < least, 2, 1)
         return _turns(first, end, over_again, short)
 
-    def at_once(in_one: bool) -> Array:
+    def at_once(on: Chip) -> Array:
         far = _far(jnp.float32)
-        return _of_three(*sums((None, 1 / far, far), *arrays, in_one=in_one))
+        return _of_three(*sums((None, 1 / far, far), *arrays, on=on))
 
-    def as_it_is() -> Array:
-        return _shortened(sums((None,), *arrays)[0])
+    def as_it_is(on: Chip) -> Array:
+        return _shortened(sums((None,), *arrays, on=on)[0])
 
     if any(map(is_tracer, jax.tree.leaves(arrays))):
-        on_cpu = functools.partial(at_once, False) if apart else if_needed
-        on_chips = as_it_is if costly else functools.partial(at_once, True)
-        return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, default=on_chips))
+        on_cpu = functools.partial(at_once if apart else if_needed, "cpu")
+        on_others = functools.partial(as_it_is if costly else at_once, "other")
+        return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, default=on_others))
     return _in_parts(if_needed())
 
 
@@ -281,9 +284,9 @@ def _in_parts(short: Array) -> Norm:
     return Norm(value, chosen(far, 1 / far, 1.0))
 
 
-def with_derivative(found: Norm, xs: Sequence[Array], axes: Axes = None, count: int = 1) -> Norm:
+def with_derivative(parts: Norm, xs: Sequence[Array], axes: Axes = None, count: int = 1) -> Norm:
     """A norm of arrays, with its derivative with respect to these; 0 where the norm is 0."""
-    return Norm(_of_arrays(axes, count, found.value, found.unit, list(xs)), found.unit)
+    return Norm(_of_arrays(axes, count, parts.value, parts.unit, list(xs)), parts.unit)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -29,11 +29,11 @@ def unit(x: Array, dtype: DType) -> Array:
     >>> unit(jnp.array([1.0, 2.0, 300.0]), jnp.bfloat16).tolist()
     [0.0078125, 0.015625, 2.0]
     """
-    own, info = jnp.finfo(x.dtype), jnp.finfo(dtype)
-    bits: Any = {32: np.uint32, 64: np.uint64}[own.bits]
-    exponent = bits(((1 << own.nexp) - 1) << own.nmant)
+    x_info, info = jnp.finfo(x.dtype), jnp.finfo(dtype)
+    bits: Any = {32: np.uint32, 64: np.uint64}[x_info.bits]
+    exponent = bits(((1 << x_info.nexp) - 1) << x_info.nmant)
     power = jax.lax.bitcast_convert_type(x, bits) & exponent  # the sign and the digits cleared
-    least = max(float(info.tiny), float(own.tiny) * 2.0**info.nmant)
+    least = max(float(info.tiny), float(x_info.tiny) * 2.0**info.nmant)
     return jnp.maximum(jax.lax.bitcast_convert_type(power, x.dtype), least) * 2.0**-info.nmant
 
 
@@ -60,12 +60,12 @@ def round_to(x: Array, dtype: DType, key: Any = None) -> Array:
     step = unit(x, dtype)
     units = x / step
     if key is None:
-        whole = jnp.round(units)
+        whole_units = jnp.round(units)
     else:
         down = jnp.floor(units)
         drawn = jax.random.bits(key, x.shape, jnp.uint16).astype(x.dtype) * 2.0**-16
-        whole = down + (units - down > drawn)
-    rounded = whole * step
+        whole_units = down + (units - down > drawn)
+    rounded = whole_units * step
     largest = float(jnp.finfo(dtype).max)
     rounded = jnp.where(jnp.abs(rounded) > largest, jnp.copysign(jnp.inf, x), rounded)
     return jnp.where(jnp.isfinite(x), rounded, x)

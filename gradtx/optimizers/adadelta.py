@@ -101,11 +101,11 @@ def _product(x: Array, weight: Any, y: Array) -> Array:
     return weight * abs_sq(x) if jnp.iscomplexobj(x) else (x * weight) * y
 
 
-def _share(g: Array, weight: Any, whole: Array) -> Array:
-    """``weight * |g|^2 / whole``, and 0 where the square overflows."""
+def _share(g: Array, weight: Any, denominator: Array) -> Array:
+    """``weight * |g|^2 / denominator``, and 0 where the square overflows."""
     if jnp.iscomplexobj(g):
-        return _share(g.real, weight, whole) + _share(g.imag, weight, whole)
-    return (g * weight) * (g / whole)
+        return _share(g.real, weight, denominator) + _share(g.imag, weight, denominator)
+    return (g * weight) * (g / denominator)
 
 
 @optimizer

@@ -150,8 +150,8 @@ def scale_by_factored_rms(
 
     def slots(p: Array) -> dict[str, Array]:
         shapes = factored_shapes(p.shape, dims(p.shape))
-        kept = zip(("v_row", "v_col", "v"), shapes, strict=True)
-        return {name: jnp.zeros(shape, accumulator_dtype(p)) for name, shape in kept}
+        slot_shapes = zip(("v_row", "v_col", "v"), shapes, strict=True)
+        return {name: jnp.zeros(shape, accumulator_dtype(p)) for name, shape in slot_shapes}
 
     def decay(t: Step) -> Any:
         if decay_rate_fn is not None:

@@ -131,9 +131,9 @@ def dadapt_adamw(
 
     def estimate(rate: Array, s: Any, product: Array, size: Array) -> dict[str, Array]:
         numerator = ema(rate * product, s.numerator_weighted, b)
-        found = divide(numerator, (1 - b) * size)
+        distance = divide(numerator, (1 - b) * size)
         return {
-            "estim_lr": jnp.maximum(s.estim_lr, found),
+            "estim_lr": jnp.maximum(s.estim_lr, distance),
             "numerator_weighted": numerator,
         }
 
@@ -165,7 +165,7 @@ def dadapt_adamw(
         new = averages(lam, [delay(x, after=read) for x in g], s)
         sizes = jax.tree.map(jnp.abs, new["grad_sum"])
         product, size = sums_in_one_pass(products, sizes)
-        found = estimate(lam, s, product, size)
-        return directions(lam, new, p), {**new, **found}
+        estimates = estimate(lam, s, product, size)
+        return directions(lam, new, p), {**new, **estimates}
 
     return treewise(DAdaptAdamWState, slots, planned(rule, plan), start=numbers)

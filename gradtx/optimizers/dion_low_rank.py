@@ -82,8 +82,8 @@ def of_low_rank(
             drawn = jax.random.fold_in(drawn, side)
         kind = jnp.complex64 if jnp.iscomplexobj(p) else jnp.float32
         q = jax.random.normal(drawn, (short, rank_of(rank_fraction, short)), kind)
-        kept = jnp.result_type(accumulator_dtype(p), kind)
-        return jnp.broadcast_to(q.astype(kept), (count, *q.shape))
+        dtype = jnp.result_type(accumulator_dtype(p), kind)
+        return jnp.broadcast_to(q.astype(dtype), (count, *q.shape))
 
     return matrixwise(
         DionState,

@@ -304,11 +304,11 @@ def scale_by_distance_over_gradients(
 
     def slots(p: Array) -> dict[str, Array]:
         size = norm(p).number
-        kept = p.dtype if jnp.iscomplexobj(p) else param_dtype
+        dtype = p.dtype if jnp.iscomplexobj(p) else param_dtype
         return {
             "max_dist": reps_rel * (1 + size),
             "grad_sum_of_squares": jnp.zeros(1, size.dtype),
-            "init_params": own_copy(p, kept),
+            "init_params": own_copy(p, dtype),
         }
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:

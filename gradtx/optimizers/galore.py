@@ -17,8 +17,8 @@ from gradtx.core.pair import (
 from gradtx.declarations.declaration import Formerly
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
-from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of
-from gradtx.leaves.paths import Where, is_leaf, leaves_with_path
+from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of, names_axes
+from gradtx.leaves.paths import Where, is_leaf, leaves_with_path, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.linalg.decompositions import singular_vectors
 from gradtx.numerics import cast, increment, widen
@@ -77,9 +77,10 @@ class _Projection:
             for axes in (numbers.reduction_axis, numbers.output_axis)
             for axis in axes_of(axes, x.ndim)
         ]
-        if len(named) != x.ndim:
+        if len(named) != x.ndim or self.matrices.sizes[0] > 1:
             raise ValueError(
-                f"{where}: {numbers} must name all {x.ndim} axes of an array of shape {x.shape}"
+                f"{where}: at {path_string(path)!r}, {numbers} must name all {x.ndim} axes of an "
+                f"array of shape {x.shape}, as one matrix"
             )
         tall = rows >= columns
         short, long = ("right", "left") if tall else ("left", "right")
@@ -139,8 +140,8 @@ def scale_by_galore(
         base_optimizer: :math:`\rho`, which must need no parameters; `scale_by_adam()` unless given.
         weight_dimension_numbers: `GaLoreDimensionNumbers` for all leaves with at least two
             dimensions, a tree of them or a prefix of it, or a function from the parameters to such
-            a tree; a leaf whose numbers are None is not projected. Unless given, the leaves with
-            two dimensions are.
+            a tree, as `ByRole` is; a leaf whose numbers are None is not projected. Unless given,
+            the leaves with two dimensions are.
         staggered: each leaf gets its later projectors one step earlier than the one before it, so
             that no one of these steps computes them all.
         proj_type: which side of a matrix is projected: ``"std"``, the shorter one, as in the paper
@@ -173,44 +174,44 @@ def scale_by_galore(
     check_choice("scale_by_galore", "proj_type", proj_type, get_args(ProjType))
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 
+    declared = weight_dimension_numbers
+
     def numbers(tree: PyTree) -> PyTree:
-        given = weight_dimension_numbers
-        if given is not None and not isinstance(given, GaLoreDimensionNumbers):
-            return given(tree) if callable(given) else given
-        one = given or GaLoreDimensionNumbers()
+        one = declared or GaLoreDimensionNumbers()
 
         def of_leaf(x: Any) -> Any:
-            chosen = x is not None and (x.ndim == 2 or (given is not None and x.ndim > 2))
+            chosen = x is not None and (x.ndim == 2 or (declared is not None and x.ndim > 2))
             return one if chosen else None
 
         return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
 
-    dimensions = MatrixDimensions(numbers, GaLoreDimensionNumbers)
+    for_each = numbers if declared is None or names_axes(declared) else declared
+    dimensions = MatrixDimensions(for_each, GaLoreDimensionNumbers)
 
     def projections(tree: PyTree) -> tuple[list[Any], Any, list[_Projection | None]]:
         leaves, treedef = leaves_with_path(tree)
         for path, x in leaves:
             if is_rows(x):
                 raise refused_rows("scale_by_galore", path)
-        found = [
+        leaf_projections = [
             None
             if x is None or n is None
             else _Projection("scale_by_galore", path, x, n, rank, proj_type)
             for (path, x), n in zip(leaves, dimensions.of("scale_by_galore", tree), strict=True)
         ]
-        return [x for _, x in leaves], treedef, found
+        return [x for _, x in leaves], treedef, leaf_projections
 
     # By hand rather than by `matrixwise`: this wraps another transformation, which sees all leaves,
     # the projected ones in other shapes.
     def init(params: Params) -> State:
-        leaves, treedef, found = projections(params)
+        leaves, treedef, leaf_projections = projections(params)
         projectors = [
             None if p is None else jnp.zeros((0, 0) if how is None else how.shape, p.dtype)
-            for p, how in zip(leaves, found, strict=True)
+            for p, how in zip(leaves, leaf_projections, strict=True)
         ]
         low = [
             p if how is None else jnp.zeros(how.low, p.dtype)
-            for p, how in zip(leaves, found, strict=True)
+            for p, how in zip(leaves, leaf_projections, strict=True)
         ]
         return GaLoreState(
             jnp.zeros([], jnp.int32),
@@ -222,10 +223,10 @@ def scale_by_galore(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         del params
-        leaves, treedef, found = projections(updates)
+        leaves, treedef, leaf_projections = projections(updates)
         projectors = treedef.flatten_up_to(state.projector)
         low, axes = list(leaves), dict[int, Array]()
-        for i, how in enumerate(found):
+        for i, how in enumerate(leaf_projections):
             if how is None:
                 continue
             g = widen(gradient(how.matrices.take(leaves[i])[0], None))
@@ -248,7 +249,7 @@ def scale_by_galore(
             low[i] = cast(how.down(g, axes[i]), leaves[i].dtype)
         inner, base_state = inner_step(treedef.unflatten(low), state.base_optimizer_state)
         out = treedef.flatten_up_to(inner)
-        for i, how in enumerate(found):
+        for i, how in enumerate(leaf_projections):
             if how is not None:
                 full = how.matrices.put(how.up(widen(out[i]), axes[i])[None])
                 out[i] = cast(scale * full, leaves[i].dtype)

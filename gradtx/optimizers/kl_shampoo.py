@@ -42,16 +42,16 @@ class ScaleByKLState(NamedTuple):
 
 
 def _factors(largest: int, initial: Any) -> dict[str, FactorFn]:
-    made = squares(largest, one_sided=False)
+    factors = squares(largest, one_sided=False)
 
     def values(side: str) -> FactorFn:
         def factor(matrices: Matrices, p: Array) -> Array:
-            n, size, _ = made[side](matrices, p).shape
+            n, size, _ = factors[side](matrices, p).shape
             return full((n, size), initial, accumulator_dtype(p), beside=p)
 
         return factor
 
-    return made | {"left_values": values("left"), "right_values": values("right")}
+    return factors | {"left_values": values("left"), "right_values": values("right")}
 
 
 def _inverse(values: Array) -> Array:

@@ -22,6 +22,7 @@ from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixw
 from gradtx.leaves.paths import Where
 from gradtx.linalg.decompositions import factorized
 from gradtx.linalg.linear_algebra import spectral_norm_bound
+from gradtx.linalg.products import hermitian_part
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -138,7 +139,7 @@ def _fitted_by_products(q: Array, w: Array, rate: Any, geometry: Geometry) -> Ar
     q = q - rate * (seen @ q - wanted * q)
     if quadratic:
         q = q - rate * (q @ seen - wanted * q)
-        return (q + q.mT.conj()) / 2
+        return hermitian_part(q)
     return _nearly_hermitian(q) if geometry == "procrustes_p" else _towards_hermitian(q)
 
 
@@ -355,8 +356,8 @@ def scale_by_kron(
         return u, {"mu": mu, "left": left, "right": right}
 
     def on_others(g: Array, s: Any, t: Step) -> Any:
-        found = whitened(g.reshape(1, -1, 1), s, t, (s.diagonal.reshape(1, -1),))
-        u, mu, diagonal = (x.reshape(g.shape) for x in (*found[:2], *found[2]))
+        flattened = whitened(g.reshape(1, -1, 1), s, t, (s.diagonal.reshape(1, -1),))
+        u, mu, diagonal = (x.reshape(g.shape) for x in (*flattened[:2], *flattened[2]))
         return u, {"mu": mu, "diagonal": diagonal}
 
     def diagonal(p: Array) -> dict[str, Array]:

@@ -157,11 +157,11 @@ def momo(
         term = jax.tree.map(lambda d: fuse(d, after=s.gamma, on="cuda"), d)
         return d, sums_in_one_pass(_products(g, p), _products(d, p), _products(d, term))
 
-    found = planned(momentum, plan)
+    momentum_and_products = planned(momentum, plan)
 
     def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
         b = jnp.where(t.number == 1, 0.0, beta)
-        d, (along, slope, square) = found(g, s, p, b)
+        d, (along, slope, square) = momentum_and_products(g, s, p, b)
         barf, gamma = ema(value, s.barf, b), ema(along, s.gamma, b)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None
@@ -245,8 +245,8 @@ def momo_adam(
         barf, gamma = ema(value, s.barf, b1), ema(along, s.gamma, b1)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None
-        found = _Model(barf - gamma, slope, square, t.bias_correction(b1), shrink, bound)
-        tau, lower = found.step(learning_rate, s.lb)
+        truncated_model = _Model(barf - gamma, slope, square, t.bias_correction(b1), shrink, bound)
+        tau, lower = truncated_model.step(learning_rate, s.lb)
         decay = learning_rate * weight_decay / shrink
         return tau, shrink, decay, {"barf": barf, "gamma": gamma, "lb": lower}
 

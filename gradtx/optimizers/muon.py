@@ -338,5 +338,5 @@ def muon(
         adam_weight_decay_mask,
         nesterov=nesterov,
     )
-    given = muon_weight_dimension_numbers
-    return matrices_and_others("muon", matrices, others, given, ("muon", "adam"))
+    declared = muon_weight_dimension_numbers
+    return matrices_and_others("muon", matrices, others, declared, ("muon", "adam"))

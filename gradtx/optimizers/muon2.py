@@ -129,7 +129,7 @@ def scale_by_muon2(
 
     def mean(square: Array, axis: int) -> Array:
         # Infinite means would be divided by each other, at this step and all later ones.
-        return bounded(jnp.mean(square, axis), square.size)
+        return bounded(jnp.mean(square, axis), square.shape[-2] * square.shape[-1])
 
     def factored_rule(g: Array, s: Any, t: Step) -> Any:
         mu, m = momentum(g, s.mu)

@@ -20,7 +20,7 @@ from gradtx.core.pair import (
 )
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
-from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, merge
+from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, merge, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, norm, widen
 from gradtx.optimizers.adam import adamw
@@ -69,7 +69,8 @@ def sizes_and_directions(
 
     State: `SizesAndDirectionsState`. Its sizes are those that the weights have if the update is
     applied as it is; after a wrapper that changes it, such as :func:`cautious`, the weights have
-    others, and the next update leads from there to the sizes of the state.
+    others, and the next update leads from there to the sizes of the state. Where neither optimizer
+    moves, as at rates of 0, a weight may move by rounding, since it is made again from both.
 
     Raises:
         ValueError: ``update`` is called without parameters, or a leaf is not a matrix.
@@ -102,14 +103,19 @@ def sizes_and_directions(
                 continue
             if is_rows(x):
                 raise refused_rows(name, path)
+            if numbers[i] is None:
+                raise ValueError(
+                    f"{name}: the dimension numbers of {path_string(path)!r} are None, and every "
+                    "leaf must be a matrix: use muown, or a mask"
+                )
             how = as_matrices(name, path, x.shape, numbers[i])
             alike.setdefault(how, []).append(i)
-        found: dict[int, Any] = {}
+        by_index: dict[int, Any] = {}
         for how, members in alike.items():
             calls = [(leaves[i][1], *(column[i] for column in columns)) for i in members]
             results = traced_once(name, functools.partial(function, how), calls)
-            found |= zip(members, results, strict=True)
-        return [found[i] for i in sorted(found)]
+            by_index |= zip(members, results, strict=True)
+        return [by_index[i] for i in sorted(by_index)]
 
     def first(how: Matrices, p: Array) -> Array:
         return jnp.maximum(_sizes(how.take(widen(p))), _LEAST)

@@ -355,8 +355,8 @@ def scale_by_psgd_lra(
 
     def init(params: Params) -> State:
         state: Any = lifted.init(params)
-        kept, first = jax.random.split(state.key)
-        return state._replace(key=kept, columns=_columns(first, state.columns))
+        next_key, first = jax.random.split(state.key)
+        return state._replace(key=next_key, columns=_columns(first, state.columns))
 
     return lifted._replace(init=init)
 

@@ -196,9 +196,9 @@ def scale_by_shampoo(
         left, right = gram(cut, s.left, b2), gram(cut.mT.conj(), s.right, b2)
 
         def rooted(x: Array, old: Array) -> Array:
-            found = inverse_root(debias(x, b2, t), root, eps)
-            works = jnp.all(jnp.isfinite(found), (-2, -1), keepdims=True)
-            return jnp.where(works, found, old)
+            new_root = inverse_root(debias(x, b2, t), root, eps)
+            works = jnp.all(jnp.isfinite(new_root), (-2, -1), keepdims=True)
+            return jnp.where(works, new_root, old)
 
         def fresh(roots: tuple[Array, Array]) -> tuple[Array, Array]:
             return rooted(left, roots[0]), rooted(right, roots[1])

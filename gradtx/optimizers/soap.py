@@ -175,8 +175,8 @@ def in_eigenbases(
         some = any(each.size for each in old)
         low = rotated(g, *old)
         u, moments = direction(low, s, t.before() if some else t)
-        found = curvature(g, low, s, t)
-        grams = found["left"], found["right"]
+        curvature_slots = curvature(g, low, s, t)
+        grams = curvature_slots["left"], curvature_slots["right"]
 
         is_first, offset = t.count == 1, s.group if staggered else 0
         due = (t.count - 1 + offset) % every == 0
@@ -199,7 +199,7 @@ def in_eigenbases(
             moments, bases = branch(is_first, first, later, moments)
         else:
             moments, bases = branch(is_first | due, turn, keep, moments)
-        new = {**found, **moments, "left_basis": bases[0], "right_basis": bases[1]}
+        new = {**curvature_slots, **moments, "left_basis": bases[0], "right_basis": bases[1]}
         return rotated_back(u, *old), new
 
     return rule

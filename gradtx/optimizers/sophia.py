@@ -196,15 +196,15 @@ def scale_by_sophia(
     ) -> tuple[Updates, State]:
         wide, params, extra_args = asked("scale_by_sophia", updates, params, extra_args)
         treedef: Any = leaves_with_path(updates)[1]
-        given = treedef.flatten_up_to(wide)
+        gradients = treedef.flatten_up_to(wide)
         if not isinstance(state, SophiaState):  # Optax's: the branches must agree on one class
-            own: Any = jax.tree.structure(jax.eval_shape(estimator.init, params))
-            estimated = own.unflatten(jax.tree.leaves(state.hessian_fn_state))
+            state_structure: Any = jax.tree.structure(jax.eval_shape(estimator.init, params))
+            estimated = state_structure.unflatten(jax.tree.leaves(state.hessian_fn_state))
             state = SophiaState(state.count, state.mu, state.nu, estimated)
 
         def made() -> tuple[list[Any], State]:
             h, inner = estimator.update(wide, state.hessian_fn_state, params, **extra_args)
-            pairs = zip(treedef.flatten_up_to(h), given, strict=True)
+            pairs = zip(treedef.flatten_up_to(h), gradients, strict=True)
             return [None if g is None else cast(h, g.dtype) for h, g in pairs], inner
 
         def averaged(estimates: list[Any]) -> PyTree:
@@ -213,21 +213,21 @@ def scale_by_sophia(
                 [n if h is None else store(n, ema(h, load(n), b2)) for h, n in pairs]
             )
 
-        estimate = _Estimate(made, averaged, given)
+        estimate = _Estimate(made, averaged, gradients)
         if hessian_due is None:
-            found = _at_every(update_interval, state, estimate)
+            curvature = _at_every(update_interval, state, estimate)
         else:  # in one of the loops of `sophia`
-            found = (_estimated if hessian_due else _kept)(state, estimate)
-        nu = found.nu if hessian_first else found.old
+            curvature = (_estimated if hessian_due else _kept)(state, estimate)
+        nu = curvature.nu if hessian_first else curvature.old
         out, (count, mu, _) = lifted.update(updates, _Moments(state.count, state.mu, nu))
         # Only once the estimate is made from the parameters may they be overwritten: no copy.
-        pairs = zip(treedef.flatten_up_to(out), found.readers, strict=True)
+        pairs = zip(treedef.flatten_up_to(out), curvature.readers, strict=True)
         out = treedef.unflatten(
             [u if u is None or h is None else delay(u, after=h) for u, h in pairs]
         )
         if verbose and clip_threshold is not None:
             _print_win_rate(out, clip_threshold, count, print_win_rate_every_n_steps)
-        return out, SophiaState(count, mu, found.nu, found.inner)
+        return out, SophiaState(count, mu, curvature.nu, curvature.inner)
 
     return GradientTransformationExtraArgs(init, update)
 

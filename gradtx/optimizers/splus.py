@@ -37,7 +37,7 @@ class ScaleBySplusState(NamedTuple):
 
 def _factors(largest: int) -> dict[str, FactorFn]:
     """The slots of :func:`squares`, with the identity as the first bases."""
-    made = squares(largest, one_sided=False)
+    factors = squares(largest, one_sided=False)
 
     def identity(side: FactorFn) -> FactorFn:
         def factor(matrices: Matrices, p: Array) -> Array:
@@ -46,7 +46,7 @@ def _factors(largest: int) -> dict[str, FactorFn]:
 
         return factor
 
-    return {n: identity(side) if n.endswith("basis") else side for n, side in made.items()}
+    return {n: identity(side) if n.endswith("basis") else side for n, side in factors.items()}
 
 
 @transformation
@@ -108,8 +108,8 @@ def scale_by_splus(
     @precise
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu, old = ema(g, s.mu, b1), (s.left_basis, s.right_basis)
-        whole = all(basis.size for basis in old)
-        factor = 2 / (g.shape[-2] + g.shape[-1]) if whole else other_scale
+        two_sided = all(basis.size for basis in old)
+        factor = 2 / (g.shape[-2] + g.shape[-1]) if two_sided else other_scale
         u = factor * rotated_back(jnp.sign(rotated(mu, *old)), *old)
         grams = gram(g, s.left, b2), gram(g.mT.conj(), s.right, b2)
 

@@ -118,10 +118,10 @@ def scale_by_stable_spam(
         return jnp.where(again, t.count % jnp.maximum(k, 1) + 1, t.count)
 
     def adam(s: Any, t: Step, x: Array, square: Array) -> tuple[Array, dict[str, Array]]:
-        own = Step(t.once("since reset", 0, lambda: since_reset(t)), t.number.dtype)
-        kept = jnp.where(own.count > 1, 1, 0)
-        mu, nu = ema(x, kept * s.mu, b1), ema(square, kept * s.nu, b2)
-        u = debias(mu, b1, own) / (numerics.root(debias(nu, b2, own)) + eps)
+        adam_step = Step(t.once("since reset", 0, lambda: since_reset(t)), t.number.dtype)
+        not_first = jnp.where(adam_step.count > 1, 1, 0)
+        mu, nu = ema(x, not_first * s.mu, b1), ema(square, not_first * s.nu, b2)
+        u = debias(mu, b1, adam_step) / (numerics.root(debias(nu, b2, adam_step)) + eps)
         return u, {"mu": mu, "nu": nu}
 
     def rule(g: Array, s: Any, t: Step) -> Any:

@@ -91,10 +91,10 @@ class OneMessage:
         alike: dict[Any, list[int]] = {}
         for k, (_, x) in enumerate(arrays):
             alike.setdefault(x.dtype, []).append(k)
-        found: dict[int, Array] = {}
+        sent: dict[int, Array] = {}
         for members in alike.values():
-            found |= zip(members, send([arrays[k] for k in members]), strict=True)
-        return [found[k] for k in range(len(arrays))]
+            sent |= zip(members, send([arrays[k] for k in members]), strict=True)
+        return [sent[k] for k in range(len(arrays))]
 
     def _places(self, arrays: list[tuple[int, Array]]) -> tuple[list[list[int | None]], int]:
         """Where in an owner's row each array begins, for each device; and how long a row is."""
@@ -103,9 +103,9 @@ class OneMessage:
         for device in range(self.devices):
             end = 0
             for k, (stack, _) in enumerate(arrays):
-                own = self.owned(stack, device)
-                places[k].append(None if own is None else end)
-                end += 0 if own is None else self._length(stack)
+                entries = self.owned(stack, device)
+                places[k].append(None if entries is None else end)
+                end += 0 if entries is None else self._length(stack)
             ends.append(end)
         return places, max(ends)
 
@@ -128,19 +128,19 @@ class OneMessage:
         for device in range(self.devices):
             row = [jnp.zeros(0, arrays[0][1].dtype)]
             for stack, x in arrays:
-                own = self.owned(stack, device)
-                if own is not None:
-                    sent = x[own].ravel()
+                entries = self.owned(stack, device)
+                if entries is not None:
+                    sent = x[entries].ravel()
                     row.append(jnp.pad(sent, (0, self._length(stack) - sent.size)))
             whole = jnp.concatenate(row)
             rows.append(jnp.pad(whole, (0, longest - whole.size)))
         received = self._exchange(jnp.stack(rows))
-        found = []
+        stacks = []
         for (stack, _), starts in zip(arrays, places, strict=True):
             start, length = self._here(starts, 0), self._length(stack)
             mine = jax.lax.dynamic_slice_in_dim(received, start, length, 1)
-            found.append(self._whole(stack, mine))
-        return found
+            stacks.append(self._whole(stack, mine))
+        return stacks
 
     def _back(self, arrays: list[tuple[int, Array]]) -> list[Array]:
         places, longest = self._places(arrays)
@@ -151,7 +151,7 @@ class OneMessage:
             start = self._here(starts, longest)
             rows = jax.lax.dynamic_update_slice_in_dim(rows, self._apart(stack, x), start, 1)
         received = self._exchange(rows[:, :longest])
-        found = []
+        stacks = []
         for (stack, _), starts in zip(arrays, places, strict=True):
             of, length = self.stacks[stack], self._length(stack)
             by_owner = [
@@ -159,8 +159,8 @@ class OneMessage:
                 for i in range(self.devices)
                 if (start := starts[device := (of.first + i) % self.devices]) is not None
             ]
-            found.append(jnp.concatenate(by_owner).reshape(-1, *self.blocks[stack])[: of.count])
-        return found
+            stacks.append(jnp.concatenate(by_owner).reshape(-1, *self.blocks[stack])[: of.count])
+        return stacks
 
     def _order(self, stack: int) -> list[int]:
         """The axes of ``(*mesh, each, rows, columns)`` of blocks, as those of whole matrices."""

@@ -43,10 +43,10 @@ def own_batches(sharding: NamedSharding, how: Matrices, leaves: int) -> OwnBatch
     return OwnBatches((leaves, *sizes), (1, *shards), math.prod(over) // math.prod(shards), dims)
 
 
-def axes_of_stack(own: OwnBatches, how: Matrices) -> tuple[str, ...]:
+def axes_of_stack(division: OwnBatches, how: Matrices) -> tuple[str, ...]:
     """The axes of the mesh over which a stack is divided: those of batches, then the sharers'."""
     batch, rows, columns = how.axes
-    return tuple(n for axis in (*batch, *sorted((*rows, *columns))) for n in own.dims[axis])
+    return tuple(n for axis in (*batch, *sorted((*rows, *columns))) for n in division.dims[axis])
 
 
 def on_own_batches(
@@ -89,14 +89,16 @@ def on_own_batches(
         x: Array, slots: NamedStacks, factors: NamedStacks, staying: NamedStacks
     ) -> tuple[Array, NamedStacks]:
         stack = _Local(x.shape, how, across, sharers)
-        given = {n: stack.matrices(slot) for n, slot in slots.items()}
-        given |= {n: stack.factors(slot) for n, slot in factors.items()} | staying
+        slots_of_matrices = {n: stack.matrices(slot) for n, slot in slots.items()}
+        slots_of_matrices |= {n: stack.factors(slot) for n, slot in factors.items()} | staying
         if across:
             shape = stack.count, how.rows, how.columns
-            like: Any = {n: _like(v, (stack.count, *v.shape[1:])) for n, v in given.items()}
+            like: Any = {
+                n: _like(v, (stack.count, *v.shape[1:])) for n, v in slots_of_matrices.items()
+            }
             kept, by = [*factors, *staying], (over, sharers)
             note(Divided(function, _like(x, shape), like, sharding, by, how.axes, kept, None))
-        u, new = function(stack.matrices(x), given)
+        u, new = function(stack.matrices(x), slots_of_matrices)
 
         def returned(n: str, v: Array) -> Array:
             if n in staying:

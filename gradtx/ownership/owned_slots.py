@@ -116,10 +116,10 @@ class Share(NamedTuple):
         """The slot, from the matrices of all leaves in order."""
         how = self.matrices
         n = self.shape[0] if how is None else how.sizes[0]
-        own = slice(self.at * n, (self.at + 1) * n)
+        matrices = slice(self.at * n, (self.at + 1) * n)
         if not is_encoded(stack):
-            return stack[own] if how is None else how.put(stack[own])
-        parts, along = {n: part[own] for n, part in stack.parts.items()}, stack.codec.axis
+            return stack[matrices] if how is None else how.put(stack[matrices])
+        parts, along = {n: part[matrices] for n, part in stack.parts.items()}, stack.codec.axis
         if how is None:
             return stack.of_parts(parts, self.shape, along)
         shape, axis = list(self.shape), None if along is None else how.axes[along][0]
@@ -212,17 +212,23 @@ def together(slots: list[Any], like: list[Any]) -> list[Any]:
 
     Slots in codecs that differ, or with blocks that a stack would divide, stay separate.
     """
-    found, whole = dict[int, list[int]](), list[tuple[list[int], tuple[Share, ...], int]]()
+    members_of_stacks, whole = (
+        dict[int, list[int]](),
+        list[tuple[list[int], tuple[Share, ...], int]](),
+    )
     for i, slot in enumerate(like):
         if not is_owned(slot):
             continue
-        members = found.setdefault(slot.share.stack, [])
+        members = members_of_stacks.setdefault(slot.share.stack, [])
         members.append(i)
         if len(members) == slot.share.of:  # all leaves of one field come before the next field
-            del found[slot.share.stack]
-            own, shares = [slots[k] for k in members], tuple(like[k].share for k in members)
-            alike = len(set(map(jax.tree.structure, own))) == 1
-            if alike and all(s.fits(x) for s, x in zip(shares, own, strict=True)):
+            del members_of_stacks[slot.share.stack]
+            members_slots, shares = (
+                [slots[k] for k in members],
+                tuple(like[k].share for k in members),
+            )
+            alike = len(set(map(jax.tree.structure, members_slots))) == 1
+            if alike and all(s.fits(x) for s, x in zip(shares, members_slots, strict=True)):
                 whole.append((members, shares, like[members[0]].value.shape[0]))
     made = list(slots)
     forms = tuple((shares, size) for _, shares, size in whole)
@@ -237,7 +243,9 @@ def together(slots: list[Any], like: list[Any]) -> list[Any]:
 def _each_stacked(
     slots: list[list[Any]], forms: tuple[tuple[tuple[Share, ...], int], ...]
 ) -> list[list[Owned]]:
-    return [stacked(own, shares, size) for own, (shares, size) in zip(slots, forms, strict=True)]
+    return [
+        stacked(members, shares, size) for members, (shares, size) in zip(slots, forms, strict=True)
+    ]
 
 
 def apart(state: PyTree) -> PyTree:
@@ -247,15 +255,15 @@ def apart(state: PyTree) -> PyTree:
 
 def _each_alone(slots: list[Owned]) -> list[Any]:
     stacks: dict[int, Array] = {}  # of one field after another: the first leaf comes first
-    found = []
+    separate = []
     for x in slots:
         if x.value is not None:
             share = x.share
             stacks[share.stack] = jax.tree.map(
                 lambda part, share=share: share.in_order(sliceable(part)), x.value
             )
-        found.append(x.share.put(stacks[x.share.stack]))
-    return found
+        separate.append(x.share.put(stacks[x.share.stack]))
+    return separate
 
 
 def in_stacks(state: PyTree, like: PyTree) -> PyTree:

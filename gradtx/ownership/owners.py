@@ -24,7 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from gradtx.leaves.shardings import is_open, known_sharding, open_spec, stacks_are_balanced
+from gradtx.leaves.shardings import (
+    dividing_axes,
+    is_open,
+    known_sharding,
+    open_spec,
+    stacks_are_balanced,
+)
 from gradtx.numerics.control import loop_once_if
 from gradtx.ownership.one_message import MatrixBlocks, OneMessage
 from gradtx.ownership.owned_slots import in_order, padded
@@ -70,8 +76,8 @@ class Stack:
         """The devices that transform something."""
         if self.first is None:
             return tuple(range(self.devices))
-        own = range(-(-self.count // self.each))
-        return tuple(sorted((self.first + i) % self.devices for i in own))
+        turns = range(-(-self.count // self.each))
+        return tuple(sorted((self.first + i) % self.devices for i in turns))
 
 
 Axes = tuple[tuple[int, ...], ...]
@@ -84,10 +90,10 @@ _stacks: ContextVar[list[Stack] | None] = ContextVar("stacks", default=None)
 @contextlib.contextmanager
 def stacks() -> Iterator[list[Stack]]:
     """The stacks that are divided by what is traced within."""
-    found: list[Stack] = []
-    token = _stacks.set(found)
+    divided: list[Stack] = []
+    token = _stacks.set(divided)
     try:
-        yield found
+        yield divided
     finally:
         _stacks.reset(token)
 
@@ -210,7 +216,7 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
     mesh: Any = stacks[0].sharding.mesh
     names, devices = stacks[0].over
     divided, is_left_open = PartitionSpec(names), is_open(stacks[0].sharding)
-    blocks = [found for stack in stacks if (found := _blocks(stack)) is not None]
+    blocks = [block for stack in stacks if (block := _blocks(stack)) is not None]
     in_one = len(blocks) == len(stacks)
     for stack in stacks:
         note(stack, in_one_message=in_one)
@@ -307,16 +313,16 @@ def _in_one_message(
     moving = [[n for n in stack.slots if n not in stack.staying] for stack in stacks]
 
     def own(
-        given: list[list[Array]], staying: list[NamedSlots]
+        moving_arrays: list[list[Array]], staying: list[NamedSlots]
     ) -> tuple[list[list[Array]], list[NamedSlots]]:
         device = jax.lax.axis_index(names)
-        arrived = iter(message.there([(k, x) for k, xs in enumerate(given) for x in xs]))
+        arrived = iter(message.there([(k, x) for k, xs in enumerate(moving_arrays) for x in xs]))
         out, kept = [], []
-        for stack, sent, held in zip(stacks, moving, staying, strict=True):
-            shard = next(arrived), {**held, **{n: next(arrived) for n in sent}}
+        for stack, sent, staying_slots in zip(stacks, moving, staying, strict=True):
+            shard = next(arrived), {**staying_slots, **{n: next(arrived) for n in sent}}
             u, new = _unless_padding(stack, shard, device, devices)
             out.append([u, *(new[n] for n in sent)])
-            kept.append({n: new[n] for n in held})
+            kept.append({n: new[n] for n in staying_slots})
         returned = iter(message.back([(k, x) for k, xs in enumerate(out) for x in xs]))
         return [[next(returned) for _ in xs] for xs in out], kept
 
@@ -328,21 +334,21 @@ def _in_one_message(
     lie = [PartitionSpec(None, of.rows or None, of.columns or None) for of in blocks]
     specs = (
         [[spec] * len(xs) for spec, xs in zip(lie, arrays, strict=True)],
-        [dict.fromkeys(held, PartitionSpec(names)) for held in kept],
+        [dict.fromkeys(staying_slots, PartitionSpec(names)) for staying_slots in kept],
     )
     out, new = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)(
         arrays, kept
     )
     return [
-        (u, {**held, **dict(zip(sent, xs, strict=True))})
-        for (u, *xs), held, sent in zip(out, new, moving, strict=True)
+        (u, {**staying_slots, **dict(zip(sent, xs, strict=True))})
+        for (u, *xs), staying_slots, sent in zip(out, new, moving, strict=True)
     ]
 
 
 def note(stack: Divided, *, in_one_message: bool = False) -> None:
     """Add a stack to those of :func:`stacks`; of its arrays only shapes and types are read."""
-    if (found := _stacks.get()) is not None:
-        found.append(_stack(stack, in_one_message))
+    if (divided := _stacks.get()) is not None:
+        divided.append(_stack(stack, in_one_message))
 
 
 def _all_at_once(
@@ -350,11 +356,11 @@ def _all_at_once(
 ) -> list[tuple[Array, NamedSlots]]:
     """The shards of all stacks, behind a barrier until all that devices exchange has arrived."""
     moved = [
-        (x, {n: slot for n, slot in held.items() if n not in stack.staying})
-        for stack, (x, held) in zip(stacks, shards, strict=True)
+        (x, {n: slot for n, slot in slots.items() if n not in stack.staying})
+        for stack, (x, slots) in zip(stacks, shards, strict=True)
     ]
     known = jax.lax.optimization_barrier(moved)
-    return [(x, held | there) for (_, held), (x, there) in zip(shards, known, strict=True)]
+    return [(x, slots | there) for (_, slots), (x, there) in zip(shards, known, strict=True)]
 
 
 def _unless_padding(
@@ -364,21 +370,22 @@ def _unless_padding(
     each = shard[0].shape[0]
     index = jnp.mod(device - (stack.begin or 0) // each, devices)
 
-    own = index * each < stack.batch.shape[0]
-    return loop_once_if(own, lambda now, _: stack.function(*now), shard)
+    has_matrices = index * each < stack.batch.shape[0]
+    return loop_once_if(has_matrices, lambda now, _: stack.function(*now), shard)
 
 
 def _stack(stack: Divided, in_one_message: bool) -> Stack:
     names, devices = stack.over
     count, *shape = stack.batch.shape
     each = -(-count // devices)
-    own = jax.tree.map(
+    shard = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((each, *x.shape[1:]), x.dtype), (stack.batch, stack.slots)
     )
     program: Any
-    program, out = jax.make_jaxpr(stack.function, return_shape=True)(*own)
+    program, out = jax.make_jaxpr(stack.function, return_shape=True)(*shard)
     there, back = (
-        [x, *(slot for n, slot in held.items() if n not in stack.staying)] for x, held in (own, out)
+        [x, *(slot for n, slot in slots.items() if n not in stack.staying)]
+        for x, slots in (shard, out)
     )
     return Stack(
         count,
@@ -399,5 +406,4 @@ def _bytes(arrays: Sequence[Any]) -> int:
 
 def axes_along(sharding: NamedSharding, axis: int) -> tuple[str, ...]:
     """The axes of the mesh over which an axis of an array is divided."""
-    spec = sharding.spec[axis] if axis < len(sharding.spec) else None
-    return () if spec is None else (spec,) if isinstance(spec, str) else tuple(spec)
+    return dividing_axes(sharding, axis + 1)[axis]

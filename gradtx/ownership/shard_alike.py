@@ -35,8 +35,8 @@ def _lowered(ctx: Any, x: Any, like: Any) -> Any:
 
 
 def _batched(arrays: Any, axes: Any) -> Any:
-    given = jax.vmap(lambda *pair: pair, in_axes=tuple(axes))(*arrays)
-    return _shard_alike_p.bind(*given), [0]
+    batched = jax.vmap(lambda *pair: pair, in_axes=tuple(axes))(*arrays)
+    return _shard_alike_p.bind(*batched), [0]
 
 
 _shard_alike_p = opaque("shard_alike", lambda x, like: [x])

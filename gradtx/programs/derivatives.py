@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
 
-from gradtx.programs.interpreter import advance, inner_jaxprs
+from gradtx.programs.dataflow import Lattice, follow
 from gradtx.programs.opaque import opaque
 
 _T = TypeVar("_T")
@@ -86,35 +87,47 @@ def has_while(function: Callable[..., Any], *args: Any) -> bool:
     >>> has_while(looped, 1.0), has_while(lambda x: x + looped(jax.lax.stop_gradient(x)), 1.0)
     (True, False)
     """
-    loops = []
-
-    def follow(jaxpr: Any, operands: list[Any]) -> None:
-        inputs = zip(jaxpr.invars, operands, strict=True)
-        advance(dict.fromkeys(jaxpr.constvars) | dict(inputs), jaxpr.eqns, results)
-
-    def results(eqn: Any, operands: list[Any]) -> list[Any]:
-        name = eqn.primitive.name
-        if name == "stop_gradient" or not any(x is _REACHED for x in operands):
-            return [None] * len(eqn.outvars)
-        if name == "while":
-            loops.append(eqn)
-        elif not name.startswith("custom_"):
-            for inner in inner_jaxprs(eqn):
-                # The operands of a branch come after its index; what a reduction does has no loop.
-                count = len(inner.invars)
-                if count <= len(operands):
-                    follow(inner, operands[len(operands) - count :])
-        return [_REACHED] * len(eqn.outvars)
-
-    program = jax.make_jaxpr(function)(*args)
-    jaxpr = program.jaxpr
+    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     inputs = [*jaxpr.constvars, *jaxpr.invars]  # what the function closes over may be reached too
-    advance(dict.fromkeys(inputs, _REACHED), jaxpr.eqns, results)
-    return bool(loops)
+    closed = ClosedJaxpr(jaxpr.replace(constvars=[], invars=inputs), [])
+    loops = _WhileLoops()
+    follow(closed, list(map(is_inexact, inputs)), loops)
+    return loops.are_reached
 
 
-_REACHED = object()
-"""In place of an array that derivatives reach."""
+def is_inexact(v: Any) -> bool:
+    """Whether a variable of a program has a derivative."""
+    return bool(jnp.issubdtype(v.aval.dtype, jnp.inexact))
+
+
+class Active(Lattice[bool]):
+    """Whether a derivative reaches an array; a function with its own derivative is an equation."""
+
+    def number(self, x: Any) -> bool:
+        return False
+
+    def join(self, a: bool, b: bool, shape: Any) -> bool:
+        return a or b
+
+    def enters(self, eqn: Any) -> bool:
+        return not eqn.primitive.name.startswith("custom_")
+
+    def results(self, eqn: Any, known: list[bool]) -> list[bool]:
+        reached = any(known) and eqn.primitive.name != "stop_gradient"
+        return [reached and is_inexact(v) for v in eqn.outvars]
+
+
+class _WhileLoops(Active):
+    """Whether a derivative reaches loops of unknown length too."""
+
+    are_reached = False
+
+    def enters(self, eqn: Any) -> bool:
+        return eqn.primitive.name != "while" and super().enters(eqn)
+
+    def results(self, eqn: Any, known: list[bool]) -> list[bool]:
+        self.are_reached |= any(known) and eqn.primitive.name == "while"
+        return super().results(eqn, known)
 
 
 def _on_real(function: Callable[[list[Any]], list[Any]], tree: _T) -> _T:

@@ -5,7 +5,7 @@ equations are instead, and may run a called program in place of the call.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
@@ -72,8 +72,8 @@ def is_in(v: Any, known: Collection[Any]) -> bool:
 
 def needed(
     jaxpr: Any, wanted: Iterable[Any], given: Iterable[Any] = (), effects: bool = False
-) -> list[bool]:
-    """Which equations the wanted variables depend on, if some variables are given.
+) -> list[Any]:
+    """The equations that the wanted variables depend on, if some variables are given, in order.
 
     Args:
         jaxpr: the program.
@@ -84,10 +84,35 @@ def needed(
     left, there, found = set(wanted), set(given), []
     for eqn in reversed(jaxpr.eqns):
         is_needed = any(v in left and v not in there for v in eqn.outvars)
-        found.append(is_needed or (effects and bool(eqn.effects)))
-        if found[-1]:
+        if is_needed or (effects and eqn.effects):
+            found.append(eqn)
             left.update(variables(eqn.invars))
     return found[::-1]
+
+
+class Uses(NamedTuple):
+    """Where the variables of a program are computed and read.
+
+    Attributes:
+        computed: for a variable the index of the equation that computes it.
+        read: for a variable the equations that read it, by their indices, and the index of the
+            variable among the inputs of each.
+    """
+
+    computed: dict[Any, int]
+    read: dict[Any, list[tuple[int, int]]]
+
+
+def uses(eqns: Iterable[Any]) -> Uses:
+    """Where the variables of some equations are computed and read."""
+    computed: dict[Any, int] = {}
+    read: dict[Any, list[tuple[int, int]]] = {}
+    for i, eqn in enumerate(eqns):
+        computed |= dict.fromkeys(eqn.outvars, i)
+        for at, v in enumerate(eqn.invars):
+            if not isinstance(v, Literal):
+                read.setdefault(v, []).append((i, at))
+    return Uses(computed, read)
 
 
 def called(eqn: Any) -> Any:
@@ -102,6 +127,30 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
         for part in value if isinstance(value, tuple | list) else (value,):
             if isinstance(part, ClosedJaxpr | Jaxpr):
                 yield part.jaxpr if isinstance(part, ClosedJaxpr) else part
+
+
+def equations(
+    jaxpr: Any, enters: Callable[[Any], bool] = lambda eqn: True, turns: int = 1
+) -> Iterator[tuple[Any, int]]:
+    """The equations of a program and of those that it runs, and how often scans run each of them.
+
+    A loop of unknown length counts once, and all branches of a conditional count.
+
+    Args:
+        jaxpr: the program.
+        enters: of which equations the programs are looked into.
+        turns: how often the program is run.
+    """
+    for eqn in jaxpr.eqns:
+        yield eqn, turns
+        length = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        for inner in inner_jaxprs(eqn) if enters(eqn) else ():
+            yield from equations(inner, enters, turns * length)
+
+
+def runs(jaxpr: Any, primitive: Any, enters: Callable[[Any], bool] = lambda eqn: True) -> bool:
+    """Whether an equation has a primitive, of a program or of those that `equations` enters."""
+    return any(eqn.primitive is primitive for eqn, _ in equations(jaxpr, enters))
 
 
 def constants_in(eqn: Any) -> Iterator[Any]:

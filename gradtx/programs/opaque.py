@@ -1,7 +1,10 @@
 """Functions that a traced program shows as one equation."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -62,9 +65,32 @@ def is_exported(ctx: Any) -> bool:
     return bool(ctx.module_context.lowering_parameters.for_export)
 
 
+def offers_triton() -> bool:
+    """Whether this JAX compiles Pallas's kernels for GPUs through Triton: later ones will not."""
+    try:
+        importlib.import_module("jax.experimental.pallas.triton")
+    except ImportError:
+        return False
+    return True
+
+
 def has_triton() -> bool:
-    """Whether Triton supports the GPUs that are here; if none is, the program is compiled ahead."""
-    return all(float(getattr(d, "compute_capability", 8)) >= 8 for d in jax.devices())
+    """Whether JAX offers Triton, and it supports the GPUs that are here.
+
+    If no GPU is here, the program is compiled ahead.
+    """
+    supported = all(float(getattr(d, "compute_capability", 8)) >= 8 for d in jax.devices())
+    return supported and offers_triton()
+
+
+@contextlib.contextmanager
+def through_triton() -> Iterator[None]:
+    """Without the warning of JAX 0.12, at each kernel, that Triton will go: `has_triton` asks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "The Pallas Triton backend is deprecated", DeprecationWarning
+        )
+        yield
 
 
 def _there(x: Any, dx: Any) -> Any:

@@ -12,12 +12,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import Literal
 
-from gradtx.programs.interpreter import called, constants_in, inner_jaxprs, interpret, scan_sizes
+from gradtx.programs.dataflow import Lattice, follow
+from gradtx.programs.interpreter import constants_in, inner_jaxprs
 from gradtx.programs.tracing import is_tracer
 from gradtx.types.keys import is_key
 
@@ -32,7 +34,8 @@ class Mixed(Exception):
     """The error where an operation combines entries of several owners; it names the operation."""
 
 
-class Layered(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Layered:
     """An array whose entries have owners: one for each index along an axis, or one for all.
 
     Attributes:
@@ -42,6 +45,16 @@ class Layered(NamedTuple):
 
     axis: int | None
     owners: Any
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Layered)
+            and self.axis == other.axis
+            and np.array_equal(self.owners, other.owners)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.axis, *self.owners.tolist()))
 
 
 class Free(NamedTuple):
@@ -76,7 +89,7 @@ def owners_after(closed: Any, kinds: Sequence[Kind]) -> list[Kind]:
     Raises:
         Mixed: something is computed from entries of several owners.
     """
-    return list(map(kind_of, interpret(closed, kinds, results_of)))
+    return follow(closed, kinds, Owners())
 
 
 def free(shape: Sequence[int], is_random: bool = False) -> Free:
@@ -107,25 +120,21 @@ _SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
 def formula(closed: Any) -> list[Any]:
     """The operations of a program and their numbers, without shapes, for a comparison."""
 
+    def literals(eqn: Any) -> list[Any]:
+        numbers = [v.val for v in eqn.invars if isinstance(v, Literal)]
+        return [_number(x) if np.shape(x) else str(x) for x in numbers]
+
     def of(jaxpr: Any) -> list[Any]:
-        numbers = [
-            [
-                _number(v.val) if np.shape(v.val) else str(v.val)
-                for v in eqn.invars
-                if isinstance(v, Literal)
-            ]
-            for eqn in jaxpr.eqns
-        ]
         return [
             (
                 eqn.primitive.name,
-                literals,
+                literals(eqn),
                 [x for x in eqn.params.values() if isinstance(x, int | float)],
                 [of(inner) for inner in inner_jaxprs(eqn)],
                 list(map(_number, constants_in(eqn))),
             )
-            for eqn, literals in zip(jaxpr.eqns, numbers, strict=True)
-            if literals or eqn.primitive.name not in _SHAPES
+            for eqn in jaxpr.eqns
+            if eqn.primitive.name not in _SHAPES or literals(eqn)
         ]
 
     return [*of(closed.jaxpr), *map(_number, closed.consts)]
@@ -152,47 +161,81 @@ def _drawn(kinds: Sequence[Kind]) -> frozenset[int] | None:
     return frozenset.intersection(*axes) if axes else None
 
 
-def kind_of(x: Any) -> Kind:
-    """The kind of an operand: numbers that stand in the program have no owner."""
-    return x if isinstance(x, Layered | Free) else free(np.shape(x))
+class Owners(Lattice[Kind]):
+    """The owners of the entries of arrays; numbers that stand in the program have none."""
 
+    def enters(self, eqn: Any) -> bool:
+        return bool(eqn.primitive.name != "shard_map")  # arrays have other shapes inside of it
 
-def results_of(eqn: Any, operands: list[Any]) -> list[Kind]:
-    """The kinds of the results of one equation.
+    def number(self, x: Any) -> Kind:
+        return free(np.shape(x))
 
-    Raises:
-        Mixed: something is computed from entries of several owners.
-    """
-    kinds = list(map(kind_of, operands))
-    name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
-    if name in CALLS:
-        return owners_after(called(eqn), kinds)
-    if name in _LOOPS:
-        return _LOOPS[name](eqn, kinds)
-    same = name == "bitcast_convert_type" and eqn.invars[0].aval.shape == shapes[0]
-    if same or name in _ELEMENTWISE:
-        return [_elementwise(eqn, kinds)] * len(shapes)
-    is_random = any(map(_is_random, kinds))
-    if all(isinstance(k, Free) for k in kinds):
-        if name == "broadcast_in_dim":
-            return [_broadcast(eqn, kinds)]
-        made = [free(shape, is_random) for shape in shapes]
-        if name == "random_bits" and is_random:
-            own = range(len(eqn.invars[0].aval.shape), len(shapes[0]))
-            return [x._replace(drawn=frozenset(own)) for x in made]
-        return list(made)
-    if is_random:
-        _check_outside(name, kinds)
-    if name in _OTHERS:
-        found = _OTHERS[name](eqn, kinds)
-        return found if isinstance(found, list) else [found] * len(shapes)
-    # Whatever the operation computes, its operands may have entries of one owner only.
-    owners = {o for k in kinds if isinstance(k, Layered) for o in k.owners.tolist()} - {NOBODY}
-    if len(owners) <= 1 and all(
-        isinstance(k, Layered) or _is_small(k, v) for k, v in _with(eqn, kinds)
-    ):
-        return [owned_by(owners.pop() if owners else NOBODY)] * len(shapes)
-    raise Mixed(name)
+    def join(self, a: Kind, b: Kind, shape: Sequence[int]) -> Kind:
+        if isinstance(a, Free) and isinstance(b, Free):
+            return Free(a.flat & b.flat, _drawn_in_both(a, b))
+        kind = _joined("a loop", [k for k in (a, b) if isinstance(k, Layered)], shape)
+        _check_same("a loop", kind, (a, b))
+        return kind
+
+    def taken(self, known: Kind) -> Kind:
+        if isinstance(known, Free):
+            return _moved(known, -1)
+        if not known.axis:
+            return _of_one("a loop over layers", known)
+        return Layered(known.axis - 1, known.owners)
+
+    def stacked(self, known: Kind) -> Kind:
+        if isinstance(known, Free):
+            return _moved(known, 1)
+        return known if known.axis is None else Layered(known.axis + 1, known.owners)
+
+    def chosen(self, by: Kind, known: list[Kind], name: str) -> list[Kind]:
+        """The kinds of results that a number chooses.
+
+        A number of one owner may choose what is its owner's, or nobody's.
+
+        Raises:
+            Mixed: a number of a layer chooses for others, or a random one for layers.
+        """
+        if isinstance(by, Layered):
+            if not all(isinstance(k, Free) or _is_one(by, k) for k in known):
+                raise Mixed(name)
+            return [by] * len(known)
+        if by.drawn is None:
+            return known
+        _check_outside(name, known)
+        return [k._replace(drawn=frozenset()) if isinstance(k, Free) else k for k in known]
+
+    def results(self, eqn: Any, known: list[Kind]) -> list[Kind]:
+        """The kinds of the results of an equation.
+
+        Raises:
+            Mixed: something is computed from entries of several owners.
+        """
+        name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
+        same = name == "bitcast_convert_type" and eqn.invars[0].aval.shape == shapes[0]
+        if same or name in _ELEMENTWISE:
+            return [_elementwise(eqn, known)] * len(shapes)
+        is_random = any(map(_is_random, known))
+        if all(isinstance(k, Free) for k in known):
+            if name == "broadcast_in_dim":
+                return [_broadcast(eqn, known)]
+            made = [free(shape, is_random) for shape in shapes]
+            if name == "random_bits" and is_random:
+                own = range(len(eqn.invars[0].aval.shape), len(shapes[0]))
+                return [x._replace(drawn=frozenset(own)) for x in made]
+            return list(made)
+        if is_random:
+            _check_outside(name, known)
+        if name in _OTHERS:
+            return [_OTHERS[name](eqn, known)] * len(shapes)
+        # Whatever the operation computes, its operands may have entries of one owner only.
+        owners = {o for k in known if isinstance(k, Layered) for o in k.owners.tolist()} - {NOBODY}
+        if len(owners) <= 1 and all(
+            isinstance(k, Layered) or _is_small(k, v) for k, v in _with(eqn, known)
+        ):
+            return [owned_by(owners.pop() if owners else NOBODY)] * len(shapes)
+        raise Mixed(name)
 
 
 def _with(eqn: Any, kinds: Sequence[Kind]) -> list[tuple[Kind, Any]]:
@@ -426,7 +469,7 @@ def _stack(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     return Layered(kind.axis + (along <= kind.axis), kind.owners) if kind.axis is not None else kind
 
 
-def _unstack(eqn: Any, kinds: Sequence[Kind]) -> Any:
+def _unstack(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     return _without(eqn, _owned(kinds), [eqn.params["axis"]])
 
 
@@ -457,7 +500,7 @@ def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     return kind
 
 
-def _linear_algebra(eqn: Any, kinds: Sequence[Kind]) -> Any:
+def _linear_algebra(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
     batch = shape[: -1 if name == "tridiagonal_solve" else -2]  # that one is given the diagonals
     owned = [
@@ -470,109 +513,16 @@ def _linear_algebra(eqn: Any, kinds: Sequence[Kind]) -> Any:
     return kind
 
 
-def _through(eqn: Any, kinds: Sequence[Kind]) -> Any:
-    return list(kinds)
-
-
-def _settled(run: Callable[[list[Kind]], list[Kind]], first: list[Kind], shapes: Any) -> list[Kind]:
-    """The kinds of the arrays that a loop carries, which hold for every turn."""
-    now = list(first)
-    while True:  # it ends, for what is known of an array only grows
-        after = [_either(a, b, s) for a, b, s in zip(now, run(now), shapes, strict=True)]
-        if all(map(_same, after, now)):
-            return after
-        now = after
-
-
-def _same(a: Kind, b: Kind) -> bool:
-    if isinstance(a, Free) or isinstance(b, Free):
-        return a == b
-    return a.axis == b.axis and np.array_equal(a.owners, b.owners)
-
-
-def _either(a: Kind, b: Kind, shape: Sequence[int]) -> Kind:
-    if isinstance(a, Free) and isinstance(b, Free):
-        return Free(a.flat & b.flat, _drawn_in_both(a, b))
-    kind = _joined("a loop", [k for k in (a, b) if isinstance(k, Layered)], shape)
-    _check_same("a loop", kind, (a, b))
-    return kind
-
-
 def _drawn_in_both(a: Free, b: Free) -> frozenset[int] | None:
     if a.drawn is None or b.drawn is None:
         return None if a.drawn is b.drawn else frozenset()
     return a.drawn & b.drawn
 
 
-def _decided_by(kind: Kind, name: str, results: list[Kind]) -> list[Kind]:
-    """The kinds of what a number chooses; raises Mixed if a random number chooses layers.
-
-    A number of one owner may choose what is its owner's, or nobody's.
-    """
-    if isinstance(kind, Layered):
-        if not all(isinstance(k, Free) or _is_one(kind, k) for k in results):
-            raise Mixed(name)
-        return [kind] * len(results)
-    if kind.drawn is None:
-        return results
-    _check_outside(name, results)
-    return [k._replace(drawn=frozenset()) if isinstance(k, Free) else k for k in results]
-
-
 def _is_one(kind: Layered, other: Layered) -> bool:
     """Whether all entries of both have one owner, and the same."""
     alone = kind.axis is None and other.axis is None
     return alone and len({*kind.owners.tolist(), *other.owners.tolist()}) == 1
-
-
-def _while(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
-    n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    going, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    shapes = [v.aval.shape for v in eqn.outvars]
-
-    def turn(now: list[Kind]) -> list[Kind]:
-        (decided,) = owners_after(going, [*kinds[:n], *now])
-        after = owners_after(body, [*kinds[n : n + m], *now])
-        return _decided_by(decided, "the condition of a loop", after)
-
-    return _settled(turn, list(kinds[n + m :]), shapes)
-
-
-def _cond(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
-    shapes = [v.aval.shape for v in eqn.outvars]
-    each = [owners_after(branch, kinds[1:]) for branch in eqn.params["branches"]]
-    found = each[0]
-    for other in each[1:]:
-        found = [_either(a, b, s) for a, b, s in zip(found, other, shapes, strict=True)]
-    return _decided_by(kinds[0], "a choice", found)
-
-
-def _scan(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
-    n, m = scan_sizes(eqn)
-    body = eqn.params["jaxpr"]
-    read: list[Kind] = []
-    for kind in kinds[n + m :]:
-        if isinstance(kind, Free):
-            read.append(_moved(kind, -1))
-        else:
-            read.append(
-                Layered(kind.axis - 1, kind.owners)
-                if kind.axis
-                else _of_one("a loop over layers", kind)
-            )
-    shapes = [v.aval.shape for v in eqn.outvars[:m]]
-
-    def turn(now: list[Kind]) -> list[Kind]:
-        return owners_after(body, [*kinds[:n], *now, *read])
-
-    carried = _settled(lambda now: turn(now)[:m], list(kinds[n : n + m]), shapes)
-    ys: list[Kind] = []
-    for kind in turn(carried)[m:]:
-        if isinstance(kind, Free):
-            ys.append(_moved(kind, 1))
-        else:
-            ys.append(kind if kind.axis is None else Layered(kind.axis + 1, kind.owners))
-    return carried + ys
 
 
 def _moved(kind: Free, by: int) -> Free:
@@ -584,14 +534,6 @@ def _moved(kind: Free, by: int) -> Free:
     return Free(moved(kind.flat), None if kind.drawn is None else moved(kind.drawn))
 
 
-CALLS = frozenset(
-    (
-        *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
-        *("checkpoint", "remat2"),
-    )
-)
-_LOOPS = {"while": _while, "cond": _cond, "scan": _scan}
-_LOOPS |= dict.fromkeys(("optimization_barrier", "device_put"), _through)
 _ELEMENTWISE = frozenset(
     (
         *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2"),
@@ -607,7 +549,7 @@ _ELEMENTWISE = frozenset(
         "reshard",
     )
 )
-_OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Any]] = {
+_OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Kind]] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "transpose": _transpose,

@@ -25,7 +25,7 @@ def arrays(name: str, tree: PyTree, *, real: bool = False) -> list[Array]:
     Raises:
         TypeError: a leaf is not a floating-point array, or is complex where an order is needed.
     """
-    found = []
+    wide = []
     for path, leaf in leaves_with_path(tree)[0]:
         if leaf is None:
             continue
@@ -38,8 +38,8 @@ def arrays(name: str, tree: PyTree, *, real: bool = False) -> list[Array]:
         if not jnp.issubdtype(x.dtype, jnp.floating if real else jnp.inexact):
             wanted = "real floating point" if real else "floating point"
             raise TypeError(f"{name}: the leaf at {path_string(path)!r} is {x.dtype}, not {wanted}")
-        found.append(widen(x))
-    return found
+        wide.append(widen(x))
+    return wide
 
 
 def paths(tree: PyTree) -> list[str]:
@@ -121,8 +121,10 @@ def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
     else:
         problem = f"{name}: {argument} must be a number or a tree like the one to project"
         parts = aligned(problem, tree, treedef, value)
-    kept = [(path, x, part) for (path, x), part in zip(keyed, parts, strict=True) if x is not None]
-    for path, x, part in kept:
+    leaf_parts = [
+        (path, x, part) for (path, x), part in zip(keyed, parts, strict=True) if x is not None
+    ]
+    for path, x, part in leaf_parts:
         shape = jnp.shape(x)
         try:
             fits = part is not None and jnp.broadcast_shapes(jnp.shape(part), shape) == shape
@@ -133,7 +135,7 @@ def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
                 f"{name}: {argument} at {path_string(path)!r} is "
                 f"{None if part is None else jnp.shape(part)}, which does not fit {shape}"
             )
-    return [part for _, _, part in kept]
+    return [part for _, _, part in leaf_parts]
 
 
 def known(*values: Any) -> bool:

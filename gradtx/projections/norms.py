@@ -27,8 +27,8 @@ def _with_norm(name: str, tree: PyTree, axis: leaves.Axis, wanted: Any) -> PyTre
         scaled = jnp.where(size == 0, flat, x / length.unit * divide(new, length.value))
         return jnp.where(new == length.number, x, scaled)
 
-    found = zip(leaves.paths(tree), leaves.arrays(name, tree), strict=True)
-    return leaves.rebuild(tree, [on_leaf(path, x) for path, x in found])
+    keyed = zip(leaves.paths(tree), leaves.arrays(name, tree), strict=True)
+    return leaves.rebuild(tree, [on_leaf(path, x) for path, x in keyed])
 
 
 def projection_max_norm(tree: TreeT, max_value: Any = 2.0, axis: leaves.Axis = 0) -> TreeT:

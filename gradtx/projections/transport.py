@@ -168,8 +168,8 @@ def _thresholds(rows: Array, sums: Array) -> Array:
     def of_row(x: Array, total: Array) -> Array:
         return jnp.max(x) + threshold([x - jnp.max(x)], total)
 
-    found: Array = jax.vmap(of_row)(rows, sums)
-    return found
+    thresholds: Array = jax.vmap(of_row)(rows, sums)
+    return thresholds
 
 
 def _plan(x: Array, alpha: Array, b: Array) -> tuple[Array, Array]:

@@ -29,8 +29,8 @@ def floating(count: Any) -> Array:
     return jnp.asarray(count, jnp.result_type(float))
 
 
-def quotient(count: Any, whole: Any) -> Any:
-    """``count / whole``, in double precision where JAX has it.
+def quotient(count: Any, divisor: Any) -> Any:
+    """``count / divisor``, in double precision where JAX has it.
 
     JAX divides 32-bit integers in float32. Their product with a Python number is of the default
     type, and leaves a step in the type of its parameters; only strict promotion refuses it.
@@ -38,7 +38,7 @@ def quotient(count: Any, whole: Any) -> Any:
     config: Any = jax.config
     if config.jax_enable_x64 and config.jax_numpy_dtype_promotion == "standard":
         count = 1.0 * count
-    return count / whole
+    return count / divisor
 
 
 def raised(base: Any, exponent: Any) -> Any:

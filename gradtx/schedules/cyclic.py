@@ -52,12 +52,12 @@ def cyclic_schedule(
     check_choice("cyclic_schedule", "mode", mode, list(scales))
     up = steps(step_size_up)
     down = up if step_size_down is None else steps(step_size_down)
-    whole = steps(up + down)
+    period = steps(up + down)
 
     def value(count: Any) -> Any:
-        cycle = count // whole
-        since = count - cycle * whole
-        height = jnp.minimum(quotient(since, up), quotient(whole - since, down))
+        cycle = count // period
+        since = count - cycle * period
+        height = jnp.minimum(quotient(since, up), quotient(period - since, down))
         moved = base_value + (max_value - base_value) * height * scales[mode](cycle, count)
         return moved if mode == "exp_range" else within(moved, base_value, max_value)
 

@@ -56,19 +56,19 @@ def polynomial_schedule(
     """
     if _stays("polynomial_schedule", transition_steps):
         return lambda count: init_value
-    whole, begin = steps(transition_steps), steps(transition_begin)
+    n, begin = steps(transition_steps), steps(transition_begin)
 
     def value(count: Any) -> Any:
         if cycle:
             since = floating(jnp.maximum(count - begin, 0))
-            end = whole * jnp.maximum(jnp.ceil(since / whole), 1)
+            end = n * jnp.maximum(jnp.ceil(since / n), 1)
             left = jnp.maximum(end - since, 0) / end
         else:
             # What is left, as one number: XLA computes 1 - c / n as 1 - c * (1 / n), rounded once,
             # which is negative at the end.
-            left = quotient(whole - jnp.clip(count - begin, 0, whole), whole)
+            left = quotient(n - jnp.clip(count - begin, 0, n), n)
         moved = within((init_value - end_value) * left**power + end_value, init_value, end_value)
-        return _unless_still(whole, moved, init_value)
+        return _unless_still(n, moved, init_value)
 
     return value
 
@@ -81,10 +81,10 @@ def _stays(where: str, transition_steps: Any) -> bool:
     return True
 
 
-def _unless_still(whole: Any, moved: Any, init_value: Any) -> Any:
+def _unless_still(n: Any, moved: Any, init_value: Any) -> Any:
     """A value that moved, or the first one where a number of steps only now known is 0 or less."""
-    known = isinstance(whole, int | float)
-    return moved if known else jnp.where(whole > 0, moved, init_value)
+    known = isinstance(n, int | float)
+    return moved if known else jnp.where(n > 0, moved, init_value)
 
 
 @schedule
@@ -140,14 +140,14 @@ def power_cooldown_schedule(
     """
     if _stays("power_cooldown_schedule", transition_steps):
         return lambda count: init_value
-    whole, begin = steps(transition_steps), steps(transition_begin)
+    n, begin = steps(transition_steps), steps(transition_begin)
 
     def value(count: Any) -> Any:
-        gone = jnp.clip(count - begin, 0, whole)
-        fall = (init_value - end_value) * quotient(gone, whole) ** power
+        gone = jnp.clip(count - begin, 0, n)
+        fall = (init_value - end_value) * quotient(gone, n) ** power
         # The quotient may be rounded to less than 1.
-        fallen = jnp.where(gone >= whole, end_value, init_value - fall)
-        return _unless_still(whole, within(fallen, init_value, end_value), init_value)
+        fallen = jnp.where(gone >= n, end_value, init_value - fall)
+        return _unless_still(n, within(fallen, init_value, end_value), init_value)
 
     return value
 
@@ -176,18 +176,18 @@ def exponential_decay(
     """
     if _is_zero(decay_rate) or _stays("exponential_decay", transition_steps):
         return lambda count: init_value
-    whole, begin = steps(transition_steps), steps(transition_begin)
+    n, begin = steps(transition_steps), steps(transition_begin)
 
     def value(count: Any) -> Any:
         since = count - begin
-        exponent = quotient(since, whole)
+        exponent = quotient(since, n)
         if staircase:
             exponent = jnp.floor(exponent)
         powered = raised(decay_rate, exponent)
         decayed = jnp.where(since <= 0, init_value, init_value * powered)
         if end_value is not None:
             decayed = _bounded(decayed, end_value, decay_rate)
-        decayed = _unless_still(whole, decayed, init_value)
+        decayed = _unless_still(n, decayed, init_value)
         known = isinstance(decay_rate, int | float)
         return decayed if known else jnp.where(decay_rate == 0, init_value, decayed)
 
@@ -263,10 +263,10 @@ def inverse_time_decay(
     >>> float(inverse_time_decay(1.0, 10, 0.5)(20))
     0.5
     """
-    whole = steps(transition_steps)
+    n = steps(transition_steps)
 
     def value(count: Any) -> Any:
-        time = quotient(count, whole)
+        time = quotient(count, n)
         return init_value / (1 + decay_rate * (jnp.floor(time) if staircase else time))
 
     return value

@@ -65,12 +65,12 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
 
 
 def _scales(where: str, boundaries_and_scales: dict[int, float] | None) -> dict[int, float]:
-    given = boundaries_and_scales or {}
-    for boundary, scale in given.items():
+    scales = boundaries_and_scales or {}
+    for boundary, scale in scales.items():
         check(where, "a boundary", boundary, Number)
         check(where, f"the scale at {boundary}", scale, NonNegative)
         check_no_schedule(where, f"the scale at {boundary}", scale)
-    return {steps(boundary): scale for boundary, scale in sorted(given.items())}
+    return {steps(boundary): scale for boundary, scale in sorted(scales.items())}
 
 
 @schedule
@@ -418,20 +418,20 @@ def wsd_schedule(
 
 
 def _half_cosine(start: Any, end: Any, transition_steps: Any, exponent: Any = 1) -> Schedule:
-    whole = steps(transition_steps)
+    n = steps(transition_steps)
 
     def value(count: Any) -> Any:
-        part = quotient(jnp.clip(count, 0, whole), whole)
+        part = quotient(jnp.clip(count, 0, n), n)
         left = jnp.clip((jnp.cos(jnp.pi * part) + 1) / 2, 0, 1)
         moved = end + (start - end) * left**exponent
-        return within(jnp.where(count >= whole, end, moved), start, end)
+        return within(jnp.where(count >= n, end, moved), start, end)
 
     return value
 
 
-def _cycles(where: str, given: Iterable[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def _cycles(where: str, cycles: Iterable[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Arguments that can be read more than once, which those of a generator cannot."""
-    return given if isinstance(given, list | tuple) else list(given)
+    return cycles if isinstance(cycles, list | tuple) else list(cycles)
 
 
 @schedule

@@ -150,15 +150,15 @@ class ChosenSlots:
             ``(path, slot) -> specification or None``.
     """
 
-    def __init__(self, given: SlotPlaces | None) -> None:
-        if given is not None and not callable(given):
-            if not isinstance(given, Mapping):
+    def __init__(self, slots: SlotPlaces | None) -> None:
+        if slots is not None and not callable(slots):
+            if not isinstance(slots, Mapping):
                 raise TypeError(
                     "state_sharding: slots must be {path pattern: PartitionSpec} or a function "
-                    f"(path, slot) -> PartitionSpec or None, not {given!r:.80}"
+                    f"(path, slot) -> PartitionSpec or None, not {slots!r:.80}"
                 )
-            check_patterns("state_sharding: slots", given)
-        self.given: SlotPlaces = {} if given is None else given
+            check_patterns("state_sharding: slots", slots)
+        self.given: SlotPlaces = {} if slots is None else slots
         self.seen: dict[str, str | None] = {}
 
     def of(self, path: str, x: Any, mesh: Mesh) -> Placement | None:
@@ -270,7 +270,7 @@ class DividedState:
 
         Slots at the paths `pads` (None for all) are padded if no dimension can be divided.
         """
-        found = ShardedState()
+        sharded = ShardedState()
 
         def put(path: str, x: Any, where: Placement) -> Any:
             kept = jax.ShapeDtypeStruct(
@@ -278,7 +278,7 @@ class DividedState:
             )
             shard: Any = kept.sharding
             n = math.prod(shard.shard_shape(where.shape)) * x.dtype.itemsize
-            found.leaves.append(LeafSharding(path, tuple(x.shape), shard.spec, where.note, n))
+            sharded.leaves.append(LeafSharding(path, tuple(x.shape), shard.spec, where.note, n))
             return kept if where.shape == tuple(x.shape) else Padded(kept, x.shape)
 
         def on_slot(path: str, tree: Any, probe: Any) -> Any:
@@ -307,7 +307,7 @@ class DividedState:
                     pad = whole and (pads is None or path in pads)
                     where = self.chosen.of(at, x, self.mesh) or self._further(where, pad=pad)
                     if where.shape != tuple(x.shape):
-                        found.padded.add(path)
+                        sharded.padded.add(path)
                     made.append(put(at, x, where))
                 new.append(structure.unflatten(made))
             return jax.tree.map(
@@ -344,8 +344,8 @@ class DividedState:
                 new.append((on_slot if name in slots else walk)(below, child, other))
             return rebuilt(node, new)
 
-        found.state = self._where_made(walk("", self.state, self.probe))
-        return found
+        sharded.state = self._where_made(walk("", self.state, self.probe))
+        return sharded
 
     def _where_made(self, state: PyTree) -> PyTree:
         """The state with shardings in the host's memory for leaves that `init` puts there."""
@@ -415,15 +415,15 @@ class DividedState:
         axes = self.zero[:end]
         return spread(where, self.mesh, axes, self.min_size, pad) if axes else where
 
-    def runs(self, found: ShardedState) -> bool:
+    def runs(self, sharded: ShardedState) -> bool:
         """Whether the transformation can take a step on a state that is padded like `found`."""
         try:
             step = functools.partial(next_state, self.tx)
-            new = jax.eval_shape(step, self.params, found.state, self.params)
+            new = jax.eval_shape(step, self.params, sharded.state, self.params)
         except Exception:  # a transformation that takes only arrays may raise anything
             return False
-        like: Any = jax.tree.structure(found.state)
-        pairs = zip(jax.tree.leaves(found.state), jax.tree.leaves(new), strict=False)
+        like: Any = jax.tree.structure(sharded.state)
+        pairs = zip(jax.tree.leaves(sharded.state), jax.tree.leaves(new), strict=False)
         return bool(jax.tree.structure(new) == like) and all(
             (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in pairs
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradtx.ownership.owners import Stack
-from gradtx.programs.interpreter import inner_jaxprs
+from gradtx.programs.interpreter import equations
 
 
 def operations(program: Any) -> int:
@@ -19,15 +19,12 @@ def operations(program: Any) -> int:
     >>> operations(jax.make_jaxpr(jnp.matmul)(jnp.zeros((2, 3)), jnp.zeros((3, 4))))
     48
     """
-    jaxpr = getattr(program, "jaxpr", program)
     total = 0
-    for equation in jaxpr.eqns:
+    for equation, turns in equations(getattr(program, "jaxpr", program)):
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             summed = math.prod(equation.invars[0].aval.shape[i] for i in contracted)
-            total += 2 * summed * math.prod(equation.outvars[0].aval.shape)
-        turns = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += turns * sum(map(operations, inner_jaxprs(equation)))
+            total += turns * 2 * summed * math.prod(equation.outvars[0].aval.shape)
     return total
 
 
@@ -69,7 +66,7 @@ def owners_lines(stacks: Sequence[Stack]) -> list[str]:
     """Lines of a report on each stack of matrices, its devices and messages, and the load."""
     lines = []
     for stack in stacks:
-        own, (there, back) = operations(stack.program), stack.bytes
+        products, (there, back) = operations(stack.program), stack.bytes
         sent = f"{sum(stack.arrays)} collectives, {there:,} bytes there and {back:,} back"
         if stack.in_one_message:
             sent = f"in the message below, {there:,} bytes there and {back:,} back"
@@ -78,7 +75,7 @@ def owners_lines(stacks: Sequence[Stack]) -> list[str]:
             devices = f"{len(stack.busy)} of {devices}, from {stack.first} on"
         lines.append(
             f"{stack.count} matrices {stack.shape}: {stack.each} whole on each of {devices}; "
-            f"{sent}; {own:,} operations in products"
+            f"{sent}; {products:,} operations in products"
         )
     together = [stack for stack in stacks if stack.in_one_message]
     for axes, there, back in messages(together):

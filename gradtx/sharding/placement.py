@@ -16,8 +16,8 @@ SMALL = "small, left alone"
 
 def dims_of(spec: PartitionSpec, ndim: int) -> Dims:
     """A specification as one tuple of axes for each dimension."""
-    given = [() if a is None else a if isinstance(a, tuple) else (a,) for a in spec]
-    return (*map(tuple, given), *[()] * (ndim - len(given)))
+    divided = [() if a is None else a if isinstance(a, tuple) else (a,) for a in spec]
+    return (*map(tuple, divided), *[()] * (ndim - len(divided)))
 
 
 def sharding_of(mesh: Mesh, dims: Dims) -> NamedSharding:

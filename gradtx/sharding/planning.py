@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from gradtx.core.pair import GradientTransformation
+from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.description import communications, sent
 from gradtx.leaves.paths import leaves_with_path
 from gradtx.ownership.owners import Stack
@@ -40,7 +41,8 @@ class Message:
     """The messages of one kind that all devices send in a step.
 
     Attributes:
-        what: gradients, parameters, matrices, or what a link such as :func:`diloco` sends.
+        what: gradients, parameters, matrices, losses where gradients are estimated from them, or
+            what a link such as :func:`diloco` sends.
         kind: the collective.
         axes: the axes of the mesh over which it goes.
         bytes: the size of the whole arrays that one device reduces, scatters or gathers; for an
@@ -159,7 +161,9 @@ def plan_step(
         specs: a `PartitionSpec` for each parameter, or one for all; replicated unless given.
         batch: the axes over which the batch is divided, and gradients are reduced. A parameter that
             is divided over one of them (FSDP) is gathered twice, for the forward and the backward
-            pass. Leave out the axes over which `tx` sends, such as that of :func:`diloco`.
+            pass. Leave out the axes over which `tx` sends, such as that of :func:`diloco`. With
+            :func:`estimated_gradients` values of the loss are reduced in place of gradients, and
+            such a parameter is gathered for each of them.
         zero: the axes over which slots are divided further, as in :func:`state_sharding`.
         links: the links along each axis; `TPU_V5E` unless given.
         memory: the bandwidth of a device's memory, in bytes a second.
@@ -194,29 +198,33 @@ def plan_step(
     abstract = AbstractMesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
     )
-    given: Any = jax.tree.map(
+    specified: Any = jax.tree.map(
         lambda spec: NamedSharding(abstract, spec),
         PartitionSpec() if specs is None else specs,
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-    sharding = state_sharding(tx, params, given, zero=zero, min_size=min_size, balance=balance)
+    sharding = state_sharding(tx, params, specified, zero=zero, min_size=min_size, balance=balance)
     traffic = _Traffic(sizes, links)
     leaves, treedef = leaves_with_path(sharding.like)
     stages = [treedef.flatten_up_to(tree) for tree in (sharding.params, *sharding.reductions)]
-    held, worked_on = 0, 0
-    own: list[Any] = [None] * len(leaves)
+    estimator = with_extra_args_support(tx).traits.estimator
+    parameter_bytes, worked_on = 0, 0
+    shards: list[Any] = [None] * len(leaves)
     for i, (_, p) in enumerate(leaves):
         if p is None:
             continue
         placed = [dims_of(stage[i].spec, len(p.shape)) for stage in stages]
         shard = stages[0][i].shard_shape(p.shape)
-        own[i] = jax.ShapeDtypeStruct(shard, p.dtype)
+        shards[i] = jax.ShapeDtypeStruct(shard, p.dtype)
         size = math.prod(shard) * p.dtype.itemsize
-        held += size
-        worked_on += traffic.of_leaf(size, placed, over)
+        parameter_bytes += size
+        worked_on += traffic.of_leaf(size, placed, over, estimator)
+    if estimator is not None:
+        values = _LOSS_BYTES * estimator.number_count
+        traffic.send("losses", "all-reduce", over, values, estimator.evaluation_count)
     state = sharding.bytes_per_device
     # What sends nothing is not asked: its `init` may refuse a device's part of a leaf.
-    told = sent(tx, treedef.unflatten(own)) if communications(tx) else []
+    told = sent(tx, treedef.unflatten(shards)) if communications(tx) else []
     for how, size, _ in told:
         kind = "all-gather" if how.gathers else "all-reduce"
         whole = size * traffic.devices(how.over) if how.gathers else size
@@ -224,11 +232,11 @@ def plan_step(
     for axes, there, back in messages(sharding.owned):
         traffic.send("matrices", "all-to-all", axes, there + back)
     # Of what a device works on it reads gradient, parameter and slots, and writes the last two.
-    moved = 3 * worked_on + 2 * state + (held if worked_on < held else 0)
+    moved = 3 * worked_on + 2 * state + (parameter_bytes if worked_on < parameter_bytes else 0)
     return StepPlan(
         mesh=sizes,
         parameters=sum(math.prod(p.shape) for _, p in leaves if p is not None),
-        parameter_bytes=held,
+        parameter_bytes=parameter_bytes,
         state_bytes=state,
         host_bytes=sum(
             math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
@@ -242,25 +250,36 @@ def plan_step(
     )
 
 
+_LOSS_BYTES = 4  # of a number in float32
+
+
 class _Traffic:
     """The bytes of the messages of a step, added up by purpose, collective and axes."""
 
     def __init__(self, sizes: Mapping[str, int], links: Mapping[str, Link]) -> None:
         self._sizes, self._links = sizes, links
         self._bytes: dict[tuple[str, str, tuple[str, ...]], int] = {}
+        self._turns: dict[tuple[str, str, tuple[str, ...]], int] = {}
 
     def devices(self, axes: tuple[str, ...]) -> int:
         """The number of devices that communicate over some axes."""
         return math.prod(self._sizes[axis] for axis in axes)
 
-    def send(self, what: str, kind: str, axes: tuple[str, ...], size: int) -> None:
-        """Add a message; over axes of one device nothing is sent."""
+    def send(self, what: str, kind: str, axes: tuple[str, ...], size: int, turns: int = 1) -> None:
+        """Add a message, in so many turns; over axes of one device nothing is sent."""
         axes = tuple(axis for axis in axes if self._sizes[axis] > 1)
         if axes and size:
             key = what, kind, axes
             self._bytes[key] = self._bytes.get(key, 0) + size
+            self._turns[key] = turns
 
-    def of_leaf(self, size: int, placed: list[Any], batch: tuple[str, ...]) -> int:
+    def of_leaf(
+        self,
+        size: int,
+        placed: list[Any],
+        batch: tuple[str, ...],
+        estimator: Estimator | None = None,
+    ) -> int:
         """Add the messages of a leaf, and return the bytes of it that a device updates.
 
         Args:
@@ -268,13 +287,18 @@ class _Traffic:
             placed: the axes of each dimension of the parameter, then of each stage at which the
                 gradient is divided further.
             batch: the axes over which gradients are reduced.
+            estimator: how gradients are estimated. Each device draws its part of them.
         """
         first = {axis for dim in placed[0] for axis in dim}
         within = tuple(axis for axis in batch if axis in first)
         whole = size * self.devices(within)
-        self.send("gradients", "reduce-scatter", within, whole)
-        self.send("parameters", "all-gather", within, 2 * whole)
-        left, seen = [axis for axis in batch if axis not in first], first
+        if estimator is None:
+            self.send("gradients", "reduce-scatter", within, whole)
+        # For both passes, or for each loss; for a derivative the direction is gathered, too.
+        gathers = 2 if estimator is None else estimator.number_count
+        self.send("parameters", "all-gather", within, gathers * whole)
+        reduced = batch if estimator is None else ()
+        left, seen = [axis for axis in reduced if axis not in first], first
         for stage in placed[1:]:
             now = {axis for dim in stage for axis in dim}
             for axis in sorted(now - seen):
@@ -290,11 +314,11 @@ class _Traffic:
     def messages(self) -> tuple[Message, ...]:
         """The messages of a step, one for each purpose, collective and axes."""
         return tuple(
-            Message(what, kind, axes, size, *self._cost(kind, axes, size))
-            for (what, kind, axes), size in self._bytes.items()
+            Message(*key, size, *self._cost(*key[1:], size, self._turns[key]))
+            for key, size in self._bytes.items()
         )
 
-    def _cost(self, kind: str, axes: tuple[str, ...], size: int) -> tuple[int, float]:
+    def _cost(self, kind: str, axes: tuple[str, ...], size: int, turns: int) -> tuple[int, float]:
         """The bytes that a device receives in a collective, and the seconds that it takes."""
         devices = self.devices(axes)
         if kind == "all-to-all":
@@ -308,6 +332,7 @@ class _Traffic:
         for axis in sorted(axes, key=lambda axis: -self._links[axis].bandwidth):
             n, link = self._sizes[axis], self._links[axis]
             received += halves * share * (n - 1) / n
-            seconds += halves * (share * (n - 1) / n / link.bandwidth + math.log2(n) * link.latency)
+            latency = turns * math.log2(n) * link.latency
+            seconds += halves * (share * (n - 1) / n / link.bandwidth + latency)
             share /= n
         return round(received), seconds

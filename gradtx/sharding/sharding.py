@@ -84,9 +84,12 @@ class StateSharding:
         def placed_step(g: Updates, state: State, p: Params) -> State:
             return automatic(step, self.state, g, state, p)
 
-        with stacks() as found, contextlib.suppress(Exception):  # one of another library may raise
+        with (
+            stacks() as divided,
+            contextlib.suppress(Exception),
+        ):  # one of another library may raise
             jax.eval_shape(placed_step, self.like, self.abstract, self.like)
-        return tuple(found)
+        return tuple(divided)
 
     def init(self, tx: GradientTransformation, params: Params) -> State:
         """The state for `params`, made in its sharding and never whole on one device."""
@@ -123,15 +126,15 @@ class StateSharding:
     def _formed(self, state: State) -> State:
         """A state with slots padded and in stacks, as this sharding has them."""
         treedef: Any
-        given: Any
+        theirs_treedef: Any
 
         def formed(x: Any) -> bool:
             return is_padded(x) or is_owned(x) or is_encoded(x)
 
         ours, treedef = with_paths(self.abstract, is_leaf=formed)
-        theirs, given = jax.tree.flatten(self.whole(state), is_leaf=is_encoded)
-        if given != treedef:
-            alone = treedef.unflatten([0] * len(ours)), given.unflatten([0] * len(theirs))
+        theirs, theirs_treedef = jax.tree.flatten(self.whole(state), is_leaf=is_encoded)
+        if theirs_treedef != treedef:
+            alone = treedef.unflatten([0] * len(ours)), theirs_treedef.unflatten([0] * len(theirs))
             problem = first_difference(*alone)
             raise ValueError(f"the state is not one of this sharding: {problem}")
         for (path, place), x in zip(ours, theirs, strict=True):
@@ -314,13 +317,13 @@ def _aligned(params: Params, params_sharding: PyTree | None) -> list[Any]:
     """The sharding of each parameter."""
     leaves, treedef = leaves_with_path(params)
     if params_sharding is None:
-        given = [getattr(p, "sharding", None) for _, p in leaves]
+        shardings = [getattr(p, "sharding", None) for _, p in leaves]
     elif isinstance(params_sharding, jax.sharding.Sharding):
-        given = [params_sharding] * len(leaves)
+        shardings = [params_sharding] * len(leaves)
     else:
         problem = "state_sharding: the parameters and their shardings are different trees"
-        given = aligned(problem, params, treedef, params_sharding)
-    return given
+        shardings = aligned(problem, params, treedef, params_sharding)
+    return shardings
 
 
 def _common_mesh(leaves: list[tuple[Any, Any]], shardings: list[Any]) -> Mesh:

@@ -1,5 +1,6 @@
 """Whether a step treats table rows independently, so that a row can take it by itself, later."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,20 +11,19 @@ from gradtx.core.traits import Scope
 from gradtx.leaves.paths import is_leaf, map_present, path_string, with_paths
 from gradtx.leaves.rows import Rows, is_rows
 from gradtx.leaves.whole import whole_leaves
-from gradtx.programs.interpreter import called, interpret, is_in, variables
+from gradtx.programs.dataflow import Lattice, follow
+from gradtx.programs.interpreter import is_in, uses
 from gradtx.programs.separate import (
-    CALLS,
     OUTSIDE,
     Kind,
     Layered,
     Mixed,
+    Owners,
     check_owner,
     formula,
     free,
     in_layers,
-    kind_of,
     owned_by,
-    results_of,
 )
 from gradtx.tree.search import children_of, map_params
 from gradtx.types import (
@@ -143,8 +143,7 @@ def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None
         raise ValueError(
             f"exact_rows: a row cannot take the steps that it missed: {problem}; {_ADVICE}"
         ) from problem
-    read = {v for eqn in jaxpr.eqns for v in variables(eqn.invars)}
-    computed = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    computed, read = uses(jaxpr.eqns)
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
         name = path_string(path)
         if is_in(new, computed) and old in read and name.split("/")[-1] not in clocks:
@@ -186,48 +185,84 @@ class _Known(NamedTuple):
     zero: bool
 
 
-def _known(x: Any) -> _Known:
-    return x if isinstance(x, _Known) else _Known(kind_of(x), True, False)
-
-
-def _results(eqn: Any, operands: list[Any]) -> list[_Known]:
-    """What is known of the results of an equation.
+class _RowsAlone(Lattice[_Known]):
+    """What is known of arrays in a step on rows.
 
     A number of all rows may be computed from gradients alone, and may differ at each step: where it
     multiplies a row without a gradient, the result is zero all the same.
     """
-    known = list(map(_known, operands))
-    if eqn.primitive.name in CALLS:
-        return interpret(called(eqn), known, _results)
-    if eqn.primitive.name == "optimization_barrier":
-        return known
-    rows = [x for x in known if isinstance(x.kind, Layered)]
-    of_gradients = all(x.of_gradients for x in rows)
-    zero = _is_zero(eqn, known)
+
+    owners = Owners()
+
+    def enters(self, eqn: Any) -> bool:
+        return self.owners.enters(eqn)
+
+    def number(self, x: Any) -> _Known:
+        return _Known(self.owners.number(x), True, False)
+
+    def join(self, a: _Known, b: _Known, shape: Sequence[int]) -> _Known:
+        of_gradients = a.of_gradients and b.of_gradients
+        kind = _or_random(lambda: self.owners.join(a.kind, b.kind, shape), of_gradients, shape)
+        zero = a.zero and b.zero and a.kind == b.kind
+        return _Known(kind, of_gradients, zero)
+
+    def taken(self, known: _Known) -> _Known:
+        kind, of_gradients, zero = known
+        taken = _or_random(lambda: self.owners.taken(kind), of_gradients)
+        return _Known(taken, of_gradients, zero and isinstance(taken, Layered))
+
+    def stacked(self, known: _Known) -> _Known:
+        return known._replace(kind=self.owners.stacked(known.kind))
+
+    def chosen(self, by: _Known, known: list[_Known], name: str) -> list[_Known]:
+        def one(x: _Known) -> _Known:
+            of_gradients = by.of_gradients and x.of_gradients
+            if x.zero:
+                return x._replace(of_gradients=of_gradients)
+            kind = _or_random(lambda: self.owners.chosen(by.kind, [x.kind], name)[0], of_gradients)
+            return _Known(kind, of_gradients, False)
+
+        return list(map(one, known))
+
+    def results(self, eqn: Any, known: list[_Known]) -> list[_Known]:
+        of_gradients = all(x.of_gradients for x in known if isinstance(x.kind, Layered))
+        kind = _zeros(eqn, known)
+        if kind is not None:
+            return [_Known(kind, of_gradients, True)] * len(eqn.outvars)
+        try:
+            kinds = self.owners.results(eqn, [x.kind for x in known])
+        except Mixed as mixed:
+            if not of_gradients:
+                raise Mixed(eqn.primitive.name) from mixed
+            kinds = [free(v.aval.shape, is_random=True) for v in eqn.outvars]
+        return [_Known(kind, of_gradients, False) for kind in kinds]
+
+
+def _or_random(kind: Callable[[], Kind], of_gradients: bool, shape: Sequence[int] = ()) -> Kind:
+    """A kind; that of a random number where rows are mixed, if these are computed of gradients."""
     try:
-        kinds = results_of(eqn, [x.kind for x in known])
-    except Mixed as mixed:
-        if not (of_gradients or zero):
-            raise Mixed(eqn.primitive.name) from mixed
-        kinds = [free(v.aval.shape, is_random=True) for v in eqn.outvars]
-    if zero:
-        kinds = [next(x.kind for x in known if x.zero)] * len(kinds)
-    return [_Known(kind, of_gradients, zero) for kind in kinds]
+        return kind()
+    except Mixed:
+        if not of_gradients:
+            raise
+        return free(shape, is_random=True)
 
 
-def _is_zero(eqn: Any, known: list[_Known]) -> bool:
-    """Whether each entry of the result is zero where those of the operands are that are known."""
-    name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
-    zeros = [x.zero and v.aval.shape == shape for x, v in zip(known, eqn.invars, strict=True)]
+def _zeros(eqn: Any, known: list[_Known]) -> Kind | None:
+    """The kind of a result that is zero where those of the operands are that are known; or None."""
+    name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
+    zeros = [
+        x.kind if x.zero and [v.aval.shape] == shapes else None
+        for x, v in zip(known, eqn.invars, strict=True)
+    ]
     if name == "mul":
-        return any(zeros)
-    if name in ("div", *_OF_ONE):
+        return zeros[0] or zeros[1]
+    if name in ("div", *_OF_ONE) or (name == "integer_pow" and eqn.params["y"] > 0):
         return zeros[0]
-    if name == "integer_pow":
-        return zeros[0] and eqn.params["y"] > 0
-    if name == "select_n":
-        return all(zeros[1:])
-    return name in _OF_ALL and all(zeros)
+    each = zeros[1:] if name == "select_n" else zeros
+    if name in ("select_n", *_OF_ALL) and all(kind == each[0] for kind in each):
+        return each[0]  # of other rows one may be zero where the other is not
+    return None
 
 
 _OF_ONE = (
@@ -313,10 +348,10 @@ class _StepOfRows:
         _on_slots(self.tx, of_row, state, self.index, others=of_all)
         map_present(of_row, tables, self.index)
         closed, out = self._traced(rows)
-        results = iter(interpret(closed, known, _results))
+        results = iter(follow(closed, known, _RowsAlone()))
 
         def check(x: Any, i: int) -> Any:
-            check_owner(_known(next(results)).kind, owner(x, i))
+            check_owner(next(results).kind, owner(x, i))
             return x
 
         def passed(x: Any) -> Any:

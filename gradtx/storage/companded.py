@@ -58,8 +58,8 @@ class Companded(Format):
             code = rounded(most * (2 * a / (1 + jnp.abs(a))), draws)
         else:
             code = within(rounded(most * a, draws), jnp.where(x > 0, 1.0, 0.0), most)
-        whole = integer(code) + self._zero(signed)
-        return {"codes": whole.astype(self._kind(signed)), "scale": scale}
+        codes = integer(code) + self._zero(signed)
+        return {"codes": codes.astype(self._kind(signed)), "scale": scale}
 
     def decode(
         self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None

@@ -33,16 +33,16 @@ FORMATS: dict[str, Format] = {
 """The formats by name; docs/storage_measured.md says where each comes from."""
 
 
-def as_codec(where: str, given: Any) -> Codec:
+def as_codec(where: str, name_or_codec: Any) -> Codec:
     """A codec from its name, or one with options, checked.
 
     Raises:
         TypeError: it is neither.
         ValueError: there is none of that name, or it has no such option.
     """
-    if not isinstance(given, str | Codec):
-        raise TypeError(f"{where}: a codec is a name or a gradtx.Codec, not {given!r:.80}")
-    codec = Codec(given) if isinstance(given, str) else given
+    if not isinstance(name_or_codec, str | Codec):
+        raise TypeError(f"{where}: a codec is a name or a gradtx.Codec, not {name_or_codec!r:.80}")
+    codec = Codec(name_or_codec) if isinstance(name_or_codec, str) else name_or_codec
     form = FORMATS.get(codec.name)
     if form is None:
         raise ValueError(
@@ -190,8 +190,8 @@ def decoded(
     if blocks is None:
         return numbers_in(codec, parts, 0, key and Draws.of(key, shape))
     cut = {n: blocks.cut(x) for n, x in parts.items()}
-    whole = (*shape[: blocks.axis], blocks.number, blocks.size, *shape[blocks.axis + 1 :])
-    x = blocks.joined(numbers_in(codec, cut, blocks.axis + 1, key and Draws.of(key, whole)))
+    cut_shape = (*shape[: blocks.axis], blocks.number, blocks.size, *shape[blocks.axis + 1 :])
+    x = blocks.joined(numbers_in(codec, cut, blocks.axis + 1, key and Draws.of(key, cut_shape)))
     return jax.lax.slice_in_dim(x, 0, shape[blocks.axis], axis=blocks.axis)
 
 
@@ -284,7 +284,7 @@ class Encoded:
 
     def entries(self) -> list[Array]:
         """The arrays with a number for each entry, such as its code, in the slot's shape."""
-        blocks, found = self.blocks, []
+        blocks, entries = self.blocks, []
         for name in ("codes", "values", "residual"):
             if name in self.parts:
                 x = self.parts[name]
@@ -292,8 +292,8 @@ class Encoded:
                     if FORMATS[self.codec.name].per_byte == 2:
                         x = blocks.joined(_unpacked(blocks.cut(x), blocks.axis + 1))
                     x = jax.lax.slice_in_dim(x, 0, self.shape[blocks.axis], axis=blocks.axis)
-                found.append(x.astype(jnp.float32))
-        return found
+                entries.append(x.astype(jnp.float32))
+        return entries
 
     def of_parts(
         self, parts: dict[str, Array], shape: tuple[int, ...], axis: int | None
@@ -310,17 +310,17 @@ class Encoded:
             rows: how many rows there are. No block may lie along them.
             first: the number of the first row.
         """
-        found = self.of_parts(parts, (rows, *self.shape[1:]), self.codec.axis)
+        slot = self.of_parts(parts, (rows, *self.shape[1:]), self.codec.axis)
         numbers = numbers_of(self.key)
         if self.key is None or numbers is None:
-            return found
+            return slot
         shape, blocks = self.shape, self.blocks
         if blocks is not None:
             size = blocks.number * blocks.size
             shape = (*shape[: blocks.axis], size, *shape[blocks.axis + 1 :])
         draws = Draws.of(numbers, shape).part([first, *[0] * (self.ndim - 1)])
         start = jax.lax.bitcast_convert_type(jnp.asarray(draws.start, jnp.int32), self.key.dtype)
-        return found.with_key(jnp.append(self.key[:2], start))
+        return slot.with_key(jnp.append(self.key[:2], start))
 
     def holding(self, other: "Encoded") -> "Encoded":
         """This slot with the encoded arrays of another, whose codec may round in another way.

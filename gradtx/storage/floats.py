@@ -45,8 +45,8 @@ def rounded_to(x: Array, dtype: Any, draws: Draws | None) -> Array:
         return bits + jnp.where(away, 1, -1)
 
     chosen = between(x, bits, other, value, draws)
-    kept = jnp.where(jnp.isfinite(wide), chosen, bits).astype(_bits_of(dtype))
-    return jax.lax.bitcast_convert_type(kept, dtype)
+    codes = jnp.where(jnp.isfinite(wide), chosen, bits).astype(_bits_of(dtype))
+    return jax.lax.bitcast_convert_type(codes, dtype)
 
 
 def positive(y: Array, least: float, x: Array) -> Array:
@@ -103,9 +103,9 @@ class Split(Format):
         bits = jax.lax.bitcast_convert_type(x, jnp.int32)
         size = bits & _SIZE
         bits = (bits ^ size) | jnp.minimum(size, self._most)
-        kept = (jax.lax.shift_right_logical(bits, np.int32(7)) + 1) >> 1
-        high = (kept + 128) >> 8
-        low = (kept - (high << 8)).astype(jnp.int8)
+        upper = (jax.lax.shift_right_logical(bits, np.int32(7)) + 1) >> 1
+        high = (upper + 128) >> 8
+        low = (upper - (high << 8)).astype(jnp.int8)
         # Rounding could turn a NaN into a number, and no residual does.
         high = jnp.where(size > _INFINITY, self._nan, high)
         values = jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16)
@@ -118,8 +118,8 @@ class Split(Format):
         low = parts["residual"].astype(jnp.int32)
         # A compiler may have made zero of the least values, below which are the bits of NaN.
         low = jnp.where((high & 0x7FFF) == 0, jnp.maximum(low, 0), low)
-        kept = (high << 8) + low
-        return jax.lax.bitcast_convert_type(kept << 8, jnp.float32)
+        upper = (high << 8) + low
+        return jax.lax.bitcast_convert_type(upper << 8, jnp.float32)
 
 
 class Float8(Format):

@@ -192,16 +192,16 @@ def _shards(tx: GradientTransformation, params: Params) -> tuple[tuple[str, ...]
     """What of the state is whole on every device of a small mesh, and what devices send."""
     like = jax.eval_shape(lambda: params)
     places = jax.tree.map(_divided, like)
-    found, reason = _tried(lambda: state_sharding(tx, like, places))
-    if found is None:
+    sharding, reason = _tried(lambda: state_sharding(tx, like, places))
+    if sharding is None:
         return None, f"its state cannot be divided: {reason}"
     # A slot with the sharding of its parameter is whole only where that is.
     whole = [
         leaf.path
-        for leaf in found.leaves
+        for leaf in sharding.leaves
         if not any(leaf.spec) and max(leaf.shape, default=1) > 1 and leaf.note != "as the parameter"
     ]
-    sends = "matrices are brought together, each whole on one device" * bool(found.owned)
+    sends = "matrices are brought together, each whole on one device" * bool(sharding.owned)
     return tuple(whole), sends
 
 

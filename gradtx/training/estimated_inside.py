@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from gradtx.backward.scans import Loops, Stage, Turn
 from gradtx.estimators.directions import moved
@@ -46,7 +46,7 @@ class EstimatedLoops:
     ) -> None:
         self.gradients, self.loops, self.leaves = gradients, loops, list(leaves)
         self.directions = gradients.directions(key, leaves)
-        self.program = ClosedJaxpr(loops.jaxpr, loops.consts)
+        self.program = loops.closed
         self.stages = {id(stage.eqn): stage for stage in loops.stages}
         self.stacked = {stack.leaf for stage in loops.stages for stack in stage.stacks}
         value, self.weights, self.flat = gradients.measure(self._along)

@@ -10,7 +10,7 @@ from gradtx.backward.inside import Inside
 from gradtx.backward.lookup import looked_up, vjp
 from gradtx.composition.apply import take_step
 from gradtx.core.loss_functions import of_all_leaves
-from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.core.pair import GradientTransformation, reduced_axes, with_extra_args_support
 from gradtx.core.traits import BeforeFn
 from gradtx.declarations.declaration import read_by_people
 from gradtx.engine.leaves import gradient, parameter
@@ -325,12 +325,6 @@ def step_inside(
         say_if_flat(gradients, found.flat, value, read.trained)
         inner = after_step(state, found.flat, inner)
     return merge(new, params), inner, (value, aux) if has_aux else value
-
-
-def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
-    """The axes over which `tx` reduces gradients."""
-    messages = [part.traits.communication for part in (tx, *tx.within)]
-    return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
 
 def _trained(params: Params, trainable: Where | None) -> Params:

@@ -128,7 +128,8 @@ class TrainStep(Generic[*Told]):
 
         Args:
             paths: new values by path, as :func:`hyperparams` writes it, for what occurs in several
-                groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``.
+                groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``, and
+                ``{"*.learning_rate": jnp.array(0.01)}`` for all groups.
             hyperparameters: new values by name.
 
         Raises:

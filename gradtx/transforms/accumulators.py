@@ -133,9 +133,11 @@ def fitting(updates: Updates, acc: PyTree) -> Updates:
     """
     structure: Any
     leaves, structure = leaves_with_path(updates)
-    held = aligned("the gradients and the accumulator are different trees", updates, structure, acc)
+    accumulators = aligned(
+        "the gradients and the accumulator are different trees", updates, structure, acc
+    )
     return structure.unflatten(
-        [_fitting(path, g, a) for (path, g), a in zip(leaves, held, strict=True)]
+        [_fitting(path, g, a) for (path, g), a in zip(leaves, accumulators, strict=True)]
     )
 
 
@@ -157,10 +159,10 @@ def _fitting(path: Any, g: Any, a: Any) -> Any:
             "is to keep rows: look the table up with gradtx.sparse.take, or leave it out of "
             "the argument rows"
         )
-    given, room = math.prod(g.indices.shape), a.indices.size
-    if g.shape[1:] != a.values.shape[1:] or given > room:
+    rows, room = math.prod(g.indices.shape), a.indices.size
+    if g.shape[1:] != a.values.shape[1:] or rows > room:
         raise ValueError(
-            f"at {path_string(path)!r} a micro-batch has {given} rows of shape {g.shape[1:]}, and "
+            f"at {path_string(path)!r} a micro-batch has {rows} rows of shape {g.shape[1:]}, and "
             f"the window has room for {room} of shape {a.values.shape[1:]}: see the argument rows "
             "of accumulate"
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import PositiveCount
 from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.leaves.paths import is_leaf
-from gradtx.numerics import cast, widen
+from gradtx.numerics import cast, increment, widen
 from gradtx.transforms.accumulators import fitting, map_accumulated, zeros
 from gradtx.types import Array, Params, Slots, State, Updates
 
@@ -49,7 +49,8 @@ def apply_every(k: PositiveCount = 1) -> GradientTransformation:
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         del params, extra_args
-        emit, first = state.count + 1 >= k, state.count == 0
+        count = increment(state.count)
+        emit, first = count >= k, state.count == 0
 
         def add(g: Any, a: Array) -> Array:
             before = jnp.where(first, 0, a)
@@ -61,6 +62,6 @@ def apply_every(k: PositiveCount = 1) -> GradientTransformation:
         updates = fitting(updates, state.grad_acc)
         acc = map_accumulated(add, updates, state.grad_acc)
         updates = map_accumulated(pick, updates, acc, keep=False)
-        return updates, ApplyEvery(jnp.where(emit, 0, state.count + 1), acc)
+        return updates, ApplyEvery(jnp.where(emit, 0, count), acc)
 
     return GradientTransformationExtraArgs(init, update)

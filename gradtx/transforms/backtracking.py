@@ -145,31 +145,31 @@ def scale_by_backtracking_linesearch(
         line = Line("scale_by_backtracking_linesearch", updates, params, extra_args)
         larger = jnp.minimum(increase_factor * state.learning_rate, max_learning_rate)
         guess = jnp.where(state.learning_rate > 0, larger, max_learning_rate)
-        found = search(line, guess.astype(line.dtype))
+        final = search(line, guess.astype(line.dtype))
         if verbose:
-            branch(found.error > atol, _print, lambda *_: None, found, line.slope)
-        failed = found.error == jnp.finfo(found.error.dtype).max
-        rate = jnp.where(failed, 0, found.rate)
+            branch(final.error > atol, _print, lambda *_: None, final, line.slope)
+        failed = final.error == jnp.finfo(final.error.dtype).max
+        rate = jnp.where(failed, 0, final.rate)
         grad = None
         if store_grad:
-            grad = jax.tree.map(lambda n, o: jnp.where(failed, o, n), found.grad, line.grad)
+            grad = jax.tree.map(lambda n, o: jnp.where(failed, o, n), final.grad, line.grad)
             grad = line.kept(grad, state.grad)
         new = ScaleByBacktrackingLinesearchState(
             rate,
-            jnp.where(failed, line.value, found.value),
+            jnp.where(failed, line.value, final.value),
             grad,
-            BacktrackingLinesearchInfo(found.count, found.error),
+            BacktrackingLinesearchInfo(final.count, final.error),
         )
         return line.step(rate), in_types_of(new, state)
 
     return GradientTransformationExtraArgs(init, update, searches=True)
 
 
-def _print(found: _Backtracking, slope: Array) -> None:
+def _print(final: _Backtracking, slope: Array) -> None:
     jax.debug.print(
         "scale_by_backtracking_linesearch: no sufficient decrease after {n} evaluations; the slope "
         "was {slope}, and the rate tried last {rate}",
-        n=found.count,
+        n=final.count,
         slope=slope,
-        rate=found.rate,
+        rate=final.rate,
     )

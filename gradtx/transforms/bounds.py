@@ -44,8 +44,8 @@ class Box:
         keyed, treedef = leaves_with_path(params)
 
         def like(name: str, bound: PyTree) -> PyTree:
-            whole = spread(f"{self.where}: {name} is", bound, params)
-            parts = treedef.flatten_up_to(whole)
+            bounds = spread(f"{self.where}: {name} is", bound, params)
+            parts = treedef.flatten_up_to(bounds)
             return treedef.unflatten(
                 [
                     None if p is None else self._fitted(name, path, p, part)
@@ -95,8 +95,8 @@ class Box:
             # Of a leaf without entries the largest number there is.
             return jnp.min(jnp.where(moving, rate, most), initial=jnp.finfo(rate.dtype).max)
 
-        found = jax.tree.leaves(map_present(factor, updates, params, *self.of(params)))
-        for each in found:
+        factors = jax.tree.leaves(map_present(factor, updates, params, *self.of(params)))
+        for each in factors:
             most = jnp.minimum(most, each.astype(most.dtype))
         return most
 

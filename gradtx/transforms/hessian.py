@@ -39,9 +39,11 @@ def check_real_arrays(where: str, updates: Updates) -> None:
             )
 
 
-def chosen_estimator(given: GradientTransformation | None) -> GradientTransformation:
-    """The estimator that an optimizer was given, else Hutchinson's."""
-    return with_extra_args_support(hutchinson_estimator_diag_hessian() if given is None else given)
+def chosen_estimator(estimator: GradientTransformation | None) -> GradientTransformation:
+    """The estimator that an optimizer was passed, else Hutchinson's."""
+    return with_extra_args_support(
+        hutchinson_estimator_diag_hessian() if estimator is None else estimator
+    )
 
 
 def asked(

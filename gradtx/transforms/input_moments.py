@@ -148,19 +148,19 @@ def scale_by_input_moments(
 
     def init(params: Params) -> State:
         leaves, treedef = leaves_with_path(params)
-        made: list[Any] = []
+        inverses: list[Any] = []
         for (path, p), number in zip(leaves, dimensions.of(name, params), strict=True):
             if p is None or number is None:
-                made.append(None)
+                inverses.append(None)
                 continue
             how = as_matrices(name, path, p.shape, number)
             count = blocks_of(path, how)
             side = how.rows // count
             identity = jnp.eye(side, dtype=compute_dtype(p.dtype))
-            made.append(jnp.tile(identity, (how.sizes[0] * count, 1, 1)))
-        averages = [None if one is None else initial * one for one in made]
+            inverses.append(jnp.tile(identity, (how.sizes[0] * count, 1, 1)))
+        averages = [None if one is None else initial * one for one in inverses]
         return InputMomentsState(
-            jnp.zeros([], jnp.int32), treedef.unflatten(averages), treedef.unflatten(made)
+            jnp.zeros([], jnp.int32), treedef.unflatten(averages), treedef.unflatten(inverses)
         )
 
     def update(
@@ -174,8 +174,8 @@ def scale_by_input_moments(
         del params, extra_args
         count = increment(state.count)
         due = count % every == 0
-        given = {} if input_moments is None else input_moments
-        if not isinstance(given, Mapping):
+        moments_by_pattern = {} if input_moments is None else input_moments
+        if not isinstance(moments_by_pattern, Mapping):
             raise TypeError(f"{name}: input_moments must be a dict of moments by path pattern")
         leaves, treedef = leaves_with_path(updates)
         problem = f"{name}: gradients and state are different trees"
@@ -189,15 +189,17 @@ def scale_by_input_moments(
             where = path_string(path)
             if g is None or averages[i] is not None:
                 # A leaf without a gradient may be a matrix of another group, or a frozen one.
-                used |= {pattern for pattern in given if matches(where, pattern)}
+                used |= {pattern for pattern in moments_by_pattern if matches(where, pattern)}
             if g is None or averages[i] is None:
                 continue
             if is_rows(g):
                 raise refused_rows(name, path)
             how = as_matrices(name, path, g.shape, numbers[i])
-            found = of_path(f"{name}: input_moments", given, where, required=False)
-            if found is not None:
-                moments = _blocks(name, where, found, averages[i], how)
+            leaf_moments = of_path(
+                f"{name}: input_moments", moments_by_pattern, where, required=False
+            )
+            if leaf_moments is not None:
+                moments = _blocks(name, where, leaf_moments, averages[i], how)
                 averages[i], inverses[i] = branch(
                     due,
                     lambda old, _, new: _refreshed(ema(new, old, decay), ridge, eps),
@@ -207,7 +209,7 @@ def scale_by_input_moments(
                     moments,
                 )
             out[i] = _multiplied(inverses[i], how, g)
-        if unused := sorted(set(given) - used):
+        if unused := sorted(set(moments_by_pattern) - used):
             raise ValueError(f"{name}: input_moments: {unused[0]!r} matches no matrix")
         return treedef.unflatten(out), InputMomentsState(
             count, treedef.unflatten(averages), treedef.unflatten(inverses)
@@ -241,10 +243,10 @@ def _blocks(name: str, path: str, moments: Any, like: Array, how: Matrices) -> A
     _, rows, columns = how.axes
     batch = tuple(how.split[axis] for axis in how.order[: -len(rows) - len(columns)])
     count = max(how.rows, 1) // max(side, 1)
-    whole = (*batch, count, side, side)
-    if moments.shape not in (whole, (*batch, side, side) if count == 1 else whole):
+    shape = (*batch, count, side, side)
+    if moments.shape not in (shape, (*batch, side, side) if count == 1 else shape):
         raise ValueError(
             f"{name}: the moments of {path!r} have the shape {moments.shape}; its {len(like)} "
-            f"blocks have {like.shape[1:]} each, so that {whole} would fit"
+            f"blocks have {like.shape[1:]} each, so that {shape} would fit"
         )
     return cast(moments.reshape(like.shape), like.dtype)

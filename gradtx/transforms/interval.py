@@ -54,23 +54,27 @@ def next_interval(
 
     `least` and `most` bound the rate while no interval is known.
     """
-    (cubic, found), secant, parabola = _cubic(best, at), _secant(best, at), _parabola(best, at)
+    (cubic, has_minimum), secant, parabola = (
+        _cubic(best, at),
+        _secant(best, at),
+        _parabola(best, at),
+    )
     forward = at.rate > best.rate
 
     # 1: higher than the best, so a minimum lies between them.
     higher = ~(at.value <= best.value)
     near = jnp.abs(cubic - best.rate) < jnp.abs(parabola - best.rate)
     between = jnp.where(near, cubic, cubic + (parabola - cubic) / 2)
-    between = jnp.where(found & jnp.isfinite(between), between, (best.rate + at.rate) / 2)
+    between = jnp.where(has_minimum & jnp.isfinite(between), between, (best.rate + at.rate) / 2)
 
     # 2: lower, and the slope has turned, so a minimum lies between them as well.
     turned = ~higher & (at.slope * best.slope < 0)
     farther = jnp.abs(cubic - at.rate) > jnp.abs(secant - at.rate)
-    crossed = jnp.where(farther & found, cubic, secant)
+    crossed = jnp.where(farther & has_minimum, cubic, secant)
 
     # 3: lower and flatter: the minimum lies ahead, if the cubic has one there.
     flatter = ~higher & ~turned & (jnp.abs(at.slope) < jnp.abs(best.slope))
-    ahead = found & (jnp.where(forward, cubic > at.rate, cubic < at.rate))
+    ahead = has_minimum & (jnp.where(forward, cubic > at.rate, cubic < at.rate))
     reach = jnp.where(ahead, cubic, jnp.where(forward, most, least))
     near = jnp.abs(reach - at.rate) < jnp.abs(secant - at.rate)
     inside = jnp.where(near, reach, secant)
@@ -80,8 +84,8 @@ def next_interval(
     gentler = jnp.where(bracketed, inside, outside)
 
     # 4: lower and no flatter.
-    across, found = _cubic(at, other)
-    across = jnp.where(found, across, (at.rate + other.rate) / 2)
+    across, has_minimum = _cubic(at, other)
+    across = jnp.where(has_minimum, across, (at.rate + other.rate) / 2)
     steeper = jnp.where(bracketed, across, jnp.where(forward, most, least))
 
     trial = jnp.where(flatter, gentler, steeper)

@@ -153,15 +153,15 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
         params: Params, *fn_args: Any, state: State, **fn_kwargs: Any
     ) -> tuple[Any, Any]:
         evaluations = _evaluations(state)
-        found = [e for e in evaluations if e.grad is not None]
-        if len(found) != 1:
+        with_gradient = [e for e in evaluations if e.grad is not None]
+        if len(with_gradient) != 1:
             error = KeyError if len(evaluations) > 1 else ValueError
             raise error(
-                f"value_and_grad_from_state: the state holds {len(found)} values with a gradient; "
-                "it takes one line search (a backtracking one with store_grad=True)"
+                f"value_and_grad_from_state: the state holds {len(with_gradient)} values with a "
+                "gradient; it takes one line search (a backtracking one with store_grad=True)"
             )
 
-        theirs: Any = jax.tree.structure(found[0].grad)
+        theirs: Any = jax.tree.structure(with_gradient[0].grad)
         ours: Any = jax.tree.structure(params)
         if theirs != ours:
             raise ValueError(
@@ -172,10 +172,14 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
 
         def evaluate(params: Params) -> tuple[Any, Any]:
             value, grad = jax.value_and_grad(value_fn)(params, *fn_args, **fn_kwargs)
-            grad = jax.tree.map(lambda g, k: g.astype(k.dtype), conjugate(grad), found[0].grad)
-            return jnp.asarray(value, found[0].value.dtype), grad
+            grad = jax.tree.map(
+                lambda g, k: g.astype(k.dtype), conjugate(grad), with_gradient[0].grad
+            )
+            return jnp.asarray(value, with_gradient[0].value.dtype), grad
 
-        known = jnp.isfinite(found[0].value)
-        return branch(known, lambda p: (found[0].value, found[0].grad), evaluate, params)
+        known = jnp.isfinite(with_gradient[0].value)
+        return branch(
+            known, lambda p: (with_gradient[0].value, with_gradient[0].grad), evaluate, params
+        )
 
     return value_and_grad

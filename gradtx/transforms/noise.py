@@ -51,7 +51,7 @@ def add_noise(
     >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].tolist()
     [4.0]
     """
-    given = given_key("add_noise", key, seed)
+    noise_key = given_key("add_noise", key, seed)
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         deviation = t.once("deviation", 0, lambda: jnp.sqrt(eta / t.number**gamma))
@@ -59,6 +59,6 @@ def add_noise(
         return g + deviation * jax.random.normal(s.rng_key, g.shape, kind), {}
 
     def start(params: list[Array]) -> dict[str, Array]:
-        return {"rng_key": own_key(0 if given is None else given)}
+        return {"rng_key": own_key(0 if noise_key is None else noise_key)}
 
     return leafwise(AddNoiseState, None, rule, start=start)

@@ -117,12 +117,12 @@ def muon_coefficients(
     if name not in _SCHEDULES:
         raise ValueError(f"muon_coefficients: {name!r} is none of {', '.join(_SCHEDULES)}")
     check_integer("muon_coefficients", "steps", steps)
-    found = _SCHEDULES[name]
-    s = found.safety if safety is None else safety
+    schedule = _SCHEDULES[name]
+    s = schedule.safety if safety is None else safety
     if not s >= 1:
         raise ValueError(f"muon_coefficients: safety must be at least 1, not {safety}")
-    rows = found.coefficients
-    if found.repeats:
+    rows = schedule.coefficients
+    if schedule.repeats:
         rows = (*rows, *rows[-1:] * steps)[:steps]
     safe = [tuple(c / s ** (2 * i + 1) for i, c in enumerate(row)) for row in rows[:-1]]
     return (*safe, rows[-1])
@@ -133,14 +133,18 @@ def coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
     check_integer(where, "ns_steps", steps)
     if isinstance(coeffs, str) and coeffs in _SCHEDULES:
         coeffs = STANDARD if coeffs == "standard" else muon_coefficients(coeffs, steps)
-    found = coeffs if isinstance(coeffs, jax.Array) else np.asarray(coeffs)
-    if found.ndim not in (1, 2) or found.shape[-1] not in (2, 3) or found.shape[0] == 0:
+    polynomials = coeffs if isinstance(coeffs, jax.Array) else np.asarray(coeffs)
+    if (
+        polynomials.ndim not in (1, 2)
+        or polynomials.shape[-1] not in (2, 3)
+        or polynomials.shape[0] == 0
+    ):
         raise ValueError(
             f"{where}: ns_coeffs must be two or three numbers, a tuple of such pairs or triples, "
             f"or one of {', '.join(_SCHEDULES)}, not {coeffs!r}"
         )
     check_choice(where, "preconditioning", how, get_args(Preconditioning))
-    return found
+    return polynomials
 
 
 def check_dtype(where: str, dtype: DType | None) -> None:

@@ -143,7 +143,7 @@ def ema_params(
         leaves, treedef = leaves_with_path(updates)
         problem = "ema_params: updates and averages or parameters are different trees"
         averages, values = (aligned(problem, updates, treedef, x) for x in (state.average, params))
-        given = []
+        inner_updates = []
         for (path, u), average, p in zip(leaves, averages, values, strict=True):
             if u is None and average is not None and p is None:
                 raise ValueError(
@@ -153,8 +153,8 @@ def ema_params(
                     "over without use_ema)"
                 )
             rests = u is None and average is not None
-            given.append(jnp.zeros_like(jnp.asarray(p)) if rests else u)
-        new, state = inner_step(treedef.unflatten(given), state, params)
+            inner_updates.append(jnp.zeros_like(jnp.asarray(p)) if rests else u)
+        new, state = inner_step(treedef.unflatten(inner_updates), state, params)
         if overwrite_every is None:
             new = map_present(lambda u, n: n, updates, new)
         return new, state
@@ -236,10 +236,10 @@ def eval_params(
     """
     try:
         check_alive(state=state, params=params)
-        own = unpack(params)
+        unpacked = unpack(params)
         if isinstance(weight, (int, float)) and weight == 1:
-            return _placed_like(params, averaged(state, own))
-        return _placed_like(params, _blended(state, own, weight))
+            return _placed_like(params, averaged(state, unpacked))
+        return _placed_like(params, _blended(state, unpacked, weight))
     except ValueError as error:
         raise ValueError(f"eval_params: in the state of {tx!r:.200}, {error}") from None
 
@@ -250,17 +250,17 @@ def _blended(state: State, params: Params, weight: Any) -> Params:
     def wide(p: Any) -> Any:
         return widen(p) if jnp.issubdtype(getattr(p, "dtype", bool), jnp.inexact) else p
 
-    def between(p: Any, own: Any, average: Any) -> Any:
-        if average is own:  # this leaf has no average
+    def between(p: Any, widened: Any, average: Any) -> Any:
+        if average is widened:  # this leaf has no average
             return p
-        own = jnp.asarray(own)
-        return cast(own + weight * (average - own), jnp.asarray(p).dtype)
+        widened = jnp.asarray(widened)
+        return cast(widened + weight * (average - widened), jnp.asarray(p).dtype)
 
-    own = jax.tree.map(wide, params, is_leaf=is_leaf)
-    averages = averaged(state, own)
+    widened = jax.tree.map(wide, params, is_leaf=is_leaf)
+    averages = averaged(state, widened)
     if leaves_with_path(averages)[1] != leaves_with_path(params)[1]:
         raise ValueError("the average is not a tree like the parameters; blend the two yourself")
-    return jax.tree.map(between, params, own, averages, is_leaf=is_leaf)
+    return jax.tree.map(between, params, widened, averages, is_leaf=is_leaf)
 
 
 def averaged(state: State, params: Params) -> Params:
@@ -286,8 +286,8 @@ def _arrays(part: Any) -> Any:
 
 def _of_part(part: Any, params: Params) -> Params:
     """The parameters with the averages of one part of a state."""
-    kept = [getattr(part, name) for name in slot_fields(type(part))]
-    slots = next((slot for slot in kept if jax.tree.leaves(slot)), None)
+    fields = [getattr(part, name) for name in slot_fields(type(part))]
+    slots = next((slot for slot in fields if jax.tree.leaves(slot)), None)
     if slots is None:
         new = part.eval_params(params)
         alike = leaves_with_path(new)[1] == leaves_with_path(params)[1]
@@ -296,11 +296,13 @@ def _of_part(part: Any, params: Params) -> Params:
     structure: Any
     leaves, treedef = leaves_with_path(params)
     keyed, structure = leaves_with_path(slots)
-    own = {path_string(path): p for path, p in leaves}
+    by_path = {path_string(path): p for path, p in leaves}
     paths = [path_string(path) for path, _ in keyed]
-    held = zip(paths, keyed, strict=True)
+    slots_by_path = zip(paths, keyed, strict=True)
     # One None may stand for all leaves below, as of another group.
-    missing = [path for path, (_, slot) in held if slot is not None and path not in own]
+    missing = [
+        path for path, (_, slot) in slots_by_path if slot is not None and path not in by_path
+    ]
     if missing:
         layout = Vectors(params)
         joined = layout.pack(params)
@@ -313,18 +315,20 @@ def _of_part(part: Any, params: Params) -> Params:
             )
         raise ValueError(
             f"there is an average at {missing[0]!r}, where the parameters have no leaf; they have "
-            f"{', '.join(own)}"
+            f"{', '.join(by_path)}"
         )
     for path, (_, slot) in zip(paths, keyed, strict=True):
-        p = own.get(path)
+        p = by_path.get(path)
         if slot is not None and p is not None and jnp.shape(slot) != jnp.shape(p):
             raise ValueError(
                 f"the average at {path!r} has the shape {jnp.shape(slot)}, and the parameter "
                 f"{jnp.shape(p)}"
             )
-    new = part.eval_params(structure.unflatten([own.get(path) for path in paths]))
-    found = dict(zip(paths, structure.flatten_up_to(new), strict=True))
-    return treedef.unflatten([p if found.get(at) is None else found[at] for at, p in own.items()])
+    new = part.eval_params(structure.unflatten([by_path.get(path) for path in paths]))
+    averages = dict(zip(paths, structure.flatten_up_to(new), strict=True))
+    return treedef.unflatten(
+        [p if averages.get(at) is None else averages[at] for at, p in by_path.items()]
+    )
 
 
 def _placed_like(params: Params, new: Params) -> Params:

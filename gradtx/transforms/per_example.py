@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from gradtx.leaves.paths import leaves_with_path, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.numerics import Norm, cast, norm, shrink_factors, widen
-from gradtx.numerics.norms import Scales, norm_of_sums, sums_of_squares, with_derivative
+from gradtx.numerics.norms import Chip, Scales, norm_of_sums, sums_of_squares, with_derivative
 from gradtx.tree import map_updates
 from gradtx.types import Array, PyTree
 
@@ -55,8 +55,8 @@ def clipped_sum(x: Array, factors: Factors) -> Array:
 def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Factors:
     """The factors of each example, from its norm over all leaves."""
 
-    def sums(scales: Scales, *leaves: Array, in_one: bool = False) -> list[Array]:
-        del in_one
+    def sums(scales: Scales, *leaves: Array, on: Chip | None = None) -> list[Array]:
+        del on
         every = [jnp.broadcast_to(1.0 if s is None else s, len(leaves[0])) for s in scales]
         each = [jax.vmap(sums_of_squares)(every, x) for x in leaves]
         return [jnp.sum(jnp.stack(of_scale), axis=0) for of_scale in zip(*each, strict=True)]
@@ -64,8 +64,8 @@ def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Factors:
     def differentiable(value: Array, unit: Array, *one: Array) -> Norm:
         return with_derivative(Norm(value, unit), one)
 
-    found = norm_of_sums(sums, tuple(leaves))
-    return shrink_factors(jax.vmap(differentiable)(*found, *leaves), l2_norm_clip)
+    norms = norm_of_sums(sums, tuple(leaves))
+    return shrink_factors(jax.vmap(differentiable)(*norms, *leaves), l2_norm_clip)
 
 
 def _is_clipped(factors: Factors) -> Array:

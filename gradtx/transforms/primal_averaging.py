@@ -90,13 +90,13 @@ def primal_averaging(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        kept = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
-        return {"z": own_copy(p, kept)}
+        dtype = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
+        return {"z": own_copy(p, dtype)}
 
     def rule(u: Array, s: Any, t: Step, y: Array) -> Any:
         z = s.z + u
-        kept = mu_x * mu_y / s.mu_y  # a schedule of mu_y moves y along x - z
-        return (1 - kept) * (z - y) + kept * (1 - s.mu_y) * u, {"z": z}
+        y_weight = mu_x * mu_y / s.mu_y  # a schedule of mu_y moves y along x - z
+        return (1 - y_weight) * (z - y) + y_weight * (1 - s.mu_y) * u, {"z": z}
 
     def advance(s: Any, t: Step) -> dict[str, Any]:
         return {"mu_y": mu_y}

@@ -81,7 +81,7 @@ def project(
         params = needed("project", updates, params)
         keyed, treedef = leaves_with_path(updates)
         problem = "project: the updates and the parameters are different trees"
-        held = aligned(problem, updates, treedef, params)
+        parameters = aligned(problem, updates, treedef, params)
         chosen = jax.tree.leaves(select(updates, where), is_leaf=is_leaf)
         for (path, _), g in zip(keyed, chosen, strict=True):
             if is_rows(g) and not _treats_rows_alone(projection, arguments or {}, g.ndim):
@@ -91,7 +91,7 @@ def project(
                     "make the gradient dense with to_dense()"
                 )
         steps = [g.coalesce() if is_rows(g) else g for g in chosen]
-        starts = [_start(g, p) for g, p in zip(steps, held, strict=True)]
+        starts = [_start(g, p) for g, p in zip(steps, parameters, strict=True)]
         moved = [None if p is None else p + _values(g) for g, p in zip(steps, starts, strict=True)]
         projected = _leaves_like(function(treedef.unflatten(moved)), moved, treedef)
         new = [

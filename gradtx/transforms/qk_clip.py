@@ -108,11 +108,11 @@ def qk_clip(
 
 def of_path(what: str, choices: Mapping[str, Any], path: str, *, required: bool = True) -> Any:
     """The value of the one pattern that matches a path."""
-    found = [pattern for pattern in choices if matches(path, pattern)]
-    if len(found) > 1 or (required and not found):
-        names = " and ".join(map(repr, found)) or f"none of {', '.join(choices)}"
+    matching = [pattern for pattern in choices if matches(path, pattern)]
+    if len(matching) > 1 or (required and not matching):
+        names = " and ".join(map(repr, matching)) or f"none of {', '.join(choices)}"
         raise ValueError(f"{what}: {path!r} matches {names}")
-    return choices[found[0]] if found else None
+    return choices[matching[0]] if matching else None
 
 
 def _factor(

@@ -58,13 +58,13 @@ class _ZoomSearch(NamedTuple):
     running: Array
 
 
-def _print(found: _ZoomSearch, slope: Array) -> None:
+def _print(final: _ZoomSearch, slope: Array) -> None:
     jax.debug.print(
         "scale_by_zoom_linesearch: no sufficient decrease after {n} evaluations; the slope was "
         "{slope}, and the rate chosen is {rate}",
-        n=found.count,
+        n=final.count,
         slope=slope,
-        rate=found.best.rate,
+        rate=final.best.rate,
     )
 
 
@@ -202,18 +202,18 @@ def scale_by_zoom_linesearch(
             spent |= (width <= short) & (best.rate > 0)
             spent = jnp.where(bracketed, spent, trial <= at.rate)
             chosen = at, grad, missed
-            best, kept, errors_kept = choose(
+            best, best_grad, best_errors = choose(
                 met, chosen, (best, *choose(lower, chosen[1:], (now.grad, now.errors)))
             )
             return _ZoomSearch(
                 trial,
                 best,
-                kept,
+                best_grad,
                 other,
                 bracketed,
                 jnp.where(bracketed, width, now.width),
                 jnp.where(bracketed, now.width, now.width_before),
-                errors_kept,
+                best_errors,
                 count,
                 ~met & ~spent & (count < max_linesearch_steps),
             )
@@ -244,15 +244,15 @@ def scale_by_zoom_linesearch(
         one = jnp.ones_like(state.learning_rate)
         keep = initial_guess_strategy == "keep"
         guess = jnp.where(state.learning_rate > 0, state.learning_rate, one) if keep else one
-        found = search(line, guess)
+        final = search(line, guess)
         if verbose:
-            branch(found.errors[0] > tol, _print, lambda *_: None, found, line.slope)
+            branch(final.errors[0] > tol, _print, lambda *_: None, final, line.slope)
         new = ScaleByZoomLinesearchState(
-            found.best.rate,
-            found.best.value,
-            line.kept(found.grad, state.grad),
-            ZoomLinesearchInfo(found.count, *found.errors),
+            final.best.rate,
+            final.best.value,
+            line.kept(final.grad, state.grad),
+            ZoomLinesearchInfo(final.count, *final.errors),
         )
-        return line.step(found.best.rate), in_types_of(new, state)
+        return line.step(final.best.rate), in_types_of(new, state)
 
     return GradientTransformationExtraArgs(init, update, searches=True)

@@ -145,19 +145,19 @@ def dtype(tree: PyTree, mixed_dtype_handler: str | None = None) -> DType:
             f"{mixed_dtype_handler!r}"
         )
     keyed = [(path, leaf) for path, leaf in leaves_with_path(tree)[0] if leaf is not None]
-    found = [jnp.asarray(x.values if is_rows(x) else x).dtype for _, x in keyed]
-    if not found:
+    dtypes = [jnp.asarray(x.values if is_rows(x) else x).dtype for _, x in keyed]
+    if not dtypes:
         return jnp.asarray([]).dtype
     if mixed_dtype_handler is None:
-        for (path, _), kind in zip(keyed, found, strict=True):
-            if kind != found[0]:
+        for (path, _), kind in zip(keyed, dtypes, strict=True):
+            if kind != dtypes[0]:
                 raise ValueError(
                     f"dtype: {path_string(path)!r} is {kind} and {path_string(keyed[0][0])!r} is "
-                    f"{found[0]}; say how to settle it with mixed_dtype_handler"
+                    f"{dtypes[0]}; say how to settle it with mixed_dtype_handler"
                 )
-        return found[0]
+        return dtypes[0]
     if mixed_dtype_handler == "promote":
-        return reduce(jnp.promote_types, found)
+        return reduce(jnp.promote_types, dtypes)
 
     def pick(a: Any, b: Any) -> Any:
         above = jnp.promote_types(a, b)
@@ -166,4 +166,4 @@ def dtype(tree: PyTree, mixed_dtype_handler: str | None = None) -> DType:
         low = b if above == a else a
         return above if mixed_dtype_handler == "highest" else low
 
-    return reduce(pick, found)
+    return reduce(pick, dtypes)

@@ -63,7 +63,7 @@ def get_all_with_path(
     >>> [str(path[-1]) for path, _ in get_all_with_path(state, "count")]
     ['ScaleByAdamState.count', 'EmaState.count']
     """
-    found: list[tuple[Any, Any]] = []
+    matches: list[tuple[Any, Any]] = []
 
     def look(path: tuple[Any, ...], node: Any) -> None:
         """Collect the outermost nodes that have the name first, then those inside them."""
@@ -77,14 +77,14 @@ def get_all_with_path(
         here = [(path, node)] if _is_named(node, key) else []
         here += [(at, child) for at, child in children if _key_name(at[-1]) == key]
         if here:
-            found.extend(here)
+            matches.extend(here)
             inside.extend(children)
         else:
             for at, child in children:
                 outermost(at, child, inside)
 
     look((), tree)
-    return [(p, value) for p, value in found if filtering is None or filtering(p, value)]
+    return [(p, value) for p, value in matches if filtering is None or filtering(p, value)]
 
 
 def get(tree: PyTree, key: Any, default: Any | None = None, filtering: Filter | None = None) -> Any:
@@ -99,11 +99,11 @@ def get(tree: PyTree, key: Any, default: Any | None = None, filtering: Filter | 
     >>> int(get(gradtx.adam(1e-3).init(1.0), "count"))
     0
     """
-    found = get_all_with_path(tree, key, filtering)
-    if len(found) > 1:
-        paths = ", ".join(jax.tree_util.keystr(path) for path, _ in found)
+    matches = get_all_with_path(tree, key, filtering)
+    if len(matches) > 1:
+        paths = ", ".join(jax.tree_util.keystr(path) for path, _ in matches)
         raise KeyError(f"there are several {key!r}, at {paths}: choose one with `filtering`")
-    return found[0][1] if found else default
+    return matches[0][1] if matches else default
 
 
 def set(tree: PyTree, filtering: Filter | None = None, /, **kwargs: Any) -> PyTree:

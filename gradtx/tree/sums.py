@@ -13,7 +13,14 @@ from gradtx.leaves.paths import present_leaves
 from gradtx.leaves.rows import Rows, take_rows
 from gradtx.numerics import Norm, mathematics, widen
 from gradtx.numerics.compiler_hints import delay
-from gradtx.numerics.norms import Again, Scales, norm_of_sums, sums_of_squares, with_derivative
+from gradtx.numerics.norms import (
+    Again,
+    Chip,
+    Scales,
+    norm_of_sums,
+    sums_of_squares,
+    with_derivative,
+)
 from gradtx.programs.tracing import is_tracer, traced_once
 from gradtx.tree.leaves import dense, present, together
 from gradtx.types import Array, PyTree
@@ -40,7 +47,7 @@ def _arrays(tree: PyTree) -> list[Array]:
     ]
 
 
-def _sums(scales: Scales, *xs: Array, in_one: bool = False) -> list[Array]:
+def _sums(scales: Scales, *xs: Array, on: Chip | None = None) -> list[Array]:
     """The sum of the squares of all entries times each scale."""
     groups: dict[Any, list[Array]] = {}
     for i, x in enumerate(xs):
@@ -50,11 +57,11 @@ def _sums(scales: Scales, *xs: Array, in_one: bool = False) -> list[Array]:
         # Sums that share a scale would have it stored at the size of a leaf.
         one_by_one = zip(scales, totals, strict=True)
         now = [delay(s, after=y, on="all") if is_tracer(s) else s for s, y in one_by_one]
-        totals = list(map(jnp.add, totals, _sums_of(now, group, in_one)))
+        totals = list(map(jnp.add, totals, _sums_of(now, group, on)))
     return totals
 
 
-def _sums_of(scales: Scales, xs: list[Array], in_one: bool) -> list[Array]:
+def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
     """The same sums, of arrays of one shape."""
 
     def stacked(*xs: Array) -> Array:
@@ -63,19 +70,21 @@ def _sums_of(scales: Scales, xs: list[Array], in_one: bool) -> list[Array]:
     def together(*xs: Array) -> list[Array]:  # quicker to trace than with jnp.stack
         size = math.isqrt(len(xs))
         parts = [xs[i : i + size] for i in range(0, len(xs), size)]
-        whole = jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
-        return sums_of_squares(scales, whole, in_one=in_one)
+        stack = jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
+        return sums_of_squares(scales, stack, on=on)
 
     def apart(*xs: Array) -> list[Array]:
-        each = [sums_of_squares(scales, x, in_one=in_one) for x in xs]
+        each = [sums_of_squares(scales, x, on=on) for x in xs]
         return [reduce(jnp.add, sums) for sums in zip(*each, strict=True)]
 
     if len(xs) == 1:
-        return sums_of_squares(scales, xs[0], in_one=in_one)
-    if len(xs) > _FEW or not is_tracer(xs[0]):
+        return sums_of_squares(scales, xs[0], on=on)
+    if len(xs) > _FEW or not is_tracer(xs[0]) or on == "other":
         return together(*xs)
     # XLA's CPU client hands a program to its threads, which costs more than such a step, if it has
     # an array larger than 512 bytes: a stack of smaller leaves may be one.
+    if on == "cpu":
+        return apart(*xs)
     return jax.lax.platform_dependent(*xs, cpu=apart, default=together)
 
 
@@ -91,8 +100,8 @@ def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = Fals
     if again is not None:
         of_tree, trees = again
         again = (lambda *trees: _arrays(of_tree(*trees))), trees
-    found = norm_of_sums(_sums, tuple(xs), again, costly)
-    return with_derivative(found, [x for x in xs if jnp.issubdtype(x.dtype, jnp.inexact)])
+    parts = norm_of_sums(_sums, tuple(xs), again, costly)
+    return with_derivative(parts, [x for x in xs if jnp.issubdtype(x.dtype, jnp.inexact)])
 
 
 def global_norm(updates: PyTree) -> Array:

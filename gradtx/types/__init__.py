@@ -159,15 +159,15 @@ def states_of_arguments(cls: Any) -> Mapping[str, str]:
     """The fields of a state class that are marked `StateOf`, by the argument that they name."""
     if not hasattr(cls, "_fields"):
         return {}
-    found = ((name, mark) for name, marks in _marks(cls).items() for mark in marks)
-    return {mark.argument: name for name, mark in found if isinstance(mark, StateOf)}
+    named_marks = ((name, mark) for name, marks in _marks(cls).items() for mark in marks)
+    return {mark.argument: name for name, mark in named_marks if isinstance(mark, StateOf)}
 
 
 def fields_of(cls: Any, kind: str) -> tuple[str, ...]:
     """The fields of a state class that are of one kind, in their order."""
     if not hasattr(cls, "_fields"):
         return ()
-    return tuple(name for name, found in state_fields(cls).items() if found == kind)
+    return tuple(name for name, field_kind in state_fields(cls).items() if field_kind == kind)
 
 
 def slot_fields(cls: Any) -> tuple[str, ...]:

@@ -143,12 +143,13 @@ class MicroBatches:
         if self.noise_decay is not None:
             state = state._replace(micro_squares=self._squares(updates, state, bad, weight))
         state = self._added(updates, state, bad, weight, total)
-        last = ~bad & (state.mini_step + 1 >= window)
+        steps = increment(state.mini_step)
+        last = ~bad & (steps >= window)
         if self.up_to is not None:
             noise = state.noise_scale
             wanted = jnp.where(noise.estimates > 0, noise.value, 0)
-            last &= (total >= wanted) | (state.mini_step + 1 >= self.up_to)
-        seen = jnp.where(bad, state.mini_step, increment(state.mini_step))
+            last &= (total >= wanted) | (steps >= self.up_to)
+        seen = jnp.where(bad, state.mini_step, steps)
         state = state._replace(
             mini_step=jnp.where(last, 0, seen),
             gradient_step=jnp.where(last, increment(state.gradient_step), state.gradient_step),
@@ -171,8 +172,8 @@ class MicroBatches:
         # the sum is kept, since earlier rows are not touched again.
         @functools.cache
         def share(dtype: DType) -> Array:
-            of, whole = cast(weight, dtype), cast(total, dtype)
-            return divide(of, whole) if self.use_grad_mean else of
+            numerator, denominator = cast(weight, dtype), cast(total, dtype)
+            return divide(numerator, denominator) if self.use_grad_mean else numerator
 
         first = state.mini_step == 0
 
@@ -258,8 +259,8 @@ def accumulating(inner: GradientTransformation, window: MicroBatches) -> Gradien
 
         run, inner_state = tx, state.inner_opt_state
         if window.noise_decay is not None:
-            given = window.noise_decay
-            decay = given(windows) if callable(given) else given
+            noise_decay = window.noise_decay
+            decay = noise_decay(windows) if callable(noise_decay) else noise_decay
             run = chain(_measured(window, state.micro_squares, total, decay), tx)
             inner_state = state.noise_scale, inner_state
         return Decision(
@@ -292,8 +293,8 @@ def _measured(
         size = tree.norm(updates, squared=True)
         mean = size if window.use_grad_mean else size / jnp.where(total > 0, total, 1) ** 2
         squares, parts = micro_squares
-        found = noise_scale_of_parts(squares, parts, mean, total, state, decay)
-        return updates, found
+        noise_scale = noise_scale_of_parts(squares, parts, mean, total, state, decay)
+        return updates, noise_scale
 
     return GradientTransformationExtraArgs(lambda params: no_estimates(), update)
 

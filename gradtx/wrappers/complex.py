@@ -87,8 +87,8 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
     ) -> tuple[Updates, State]:
         parts = None if params is None else real_pairs(params)
         inner_step = inner_step.seen_as(from_real_pairs, real_pairs)
-        new, kept = inner_step(real_pairs(updates), state.inner_state, parts)
-        return from_real_pairs(new), SplitRealAndImaginaryState(kept)
+        new, inner_state = inner_step(real_pairs(updates), state.inner_state, parts)
+        return from_real_pairs(new), SplitRealAndImaginaryState(inner_state)
 
     def init(params: Params) -> State:
         return SplitRealAndImaginaryState(tx.init(real_pairs(params)))

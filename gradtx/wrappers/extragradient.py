@@ -85,18 +85,18 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
             if is_rows(g):
                 raise refused_rows("extragradient", path)
         # The parameters without those that have no gradient.
-        own = map_present(lambda u, p: p, updates, params)
+        trainable = map_present(lambda u, p: p, updates, params)
         # A function of one argument is for this transformation, and not for those within.
-        given: dict[str, Any] = {} if grad_fn is None else {"grad_fn": None}
-        first, between = inner_step(updates, state.inner_state, params, **given)
-        ahead = apply_updates(own, first)
+        extra_args: dict[str, Any] = {} if grad_fn is None else {"grad_fn": None}
+        first, between = inner_step(updates, state.inner_state, params, **extra_args)
+        ahead = apply_updates(trainable, first)
         if grad_fn is None:
             value, grads = jax.value_and_grad(value_fn)(ahead)
             grads = conjugate(grads)
-            given = {"value": value, "grad": grads}
+            extra_args = {"value": value, "grad": grads}
         else:
             grads = dense(grad_fn(ahead))
-        second, after = inner_step.elsewhere()(grads, between, params, **given)
+        second, after = inner_step.elsewhere()(grads, between, params, **extra_args)
         return second, ExtragradientState(in_form_of(after, state.inner_state))
 
     return around(inner, lambda params: ExtragradientState(inner.init(params)), run)

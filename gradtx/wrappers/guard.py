@@ -98,10 +98,10 @@ def guard(
     """
     if warmup > window:
         raise ValueError(f"guard: warmup is {warmup}, more than the window of {window} remembers")
-    whole = with_extra_args_support(inner)
+    tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        inner_state = whole.init(params)
+        inner_state = tx.init(params)
         if any(map(scales_losses, jax.tree.leaves(inner_state, is_leaf=scales_losses))):
             raise ValueError(
                 "guard: dynamic_loss_scale is inside, where it would never see what is not finite: "
@@ -146,9 +146,9 @@ def guard(
             consecutive=jnp.where(take, 0, increment(old.consecutive)),
             gradient_norm=norm,
             clip_factor=jnp.where(take, factor, 1.0),
-            learning_rate=_learning_rate(whole, state.inner_state),
+            learning_rate=_learning_rate(tx, state.inner_state),
         )
-        run = with_norms(whole, norm, factor if clip_quantile is not None else None)
+        run = with_norms(tx, norm, factor if clip_quantile is not None else None)
         seen = GuardState(state.inner_state, losses, norms, report)
 
         def close(measured: State, taken: Array) -> State:
@@ -156,7 +156,7 @@ def guard(
 
         return Decision(take, run, unmeasured(state.inner_state), close, extra_args)
 
-    return gate(init, decide, anyway=reads_entries(whole), takes_vectors=True)
+    return gate(init, decide, anyway=reads_entries(tx), takes_vectors=True)
 
 
 # The counts come first.

@@ -69,13 +69,13 @@ def hyperball(
 
     def init(params: Params) -> State:
         leaves, treedef = leaves_with_path(params)
-        found: list[Any] = []
+        radii: list[Any] = []
         for (path, p), number in zip(leaves, dimensions.of(name, params), strict=True):
             if p is None or number is None:
-                found.append(None)
+                radii.append(None)
             else:
-                found.append(_size(as_matrices(name, path, p.shape, number).take(widen(p))))
-        return HyperballState(treedef.unflatten(found), tx.init(params))
+                radii.append(_size(as_matrices(name, path, p.shape, number).take(widen(p))))
+        return HyperballState(treedef.unflatten(radii), tx.init(params))
 
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None

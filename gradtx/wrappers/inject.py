@@ -114,15 +114,15 @@ def _is_strong(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "weak_type", False)
 
 
-def _kept(value: Any, given: Any, exact: bool) -> Array:
+def _kept(value: Any, like: Any, exact: bool) -> Array:
     """A computed hyperparameter as the state keeps it.
 
-    It gets the type of the array that was given for it, if that is narrower than float32.
+    It gets the type of `like`, the array it was declared with, if that is narrower than float32.
     """
-    if exact or not _is_strong(given) or not jnp.issubdtype(given.dtype, jnp.floating):
+    if exact or not _is_strong(like) or not jnp.issubdtype(like.dtype, jnp.floating):
         return value
-    narrow = jnp.dtype(given.dtype).itemsize < jnp.dtype(jnp.float32).itemsize
-    return cast(value, given.dtype) if narrow else value
+    narrow = jnp.dtype(like.dtype).itemsize < jnp.dtype(jnp.float32).itemsize
+    return cast(value, like.dtype) if narrow else value
 
 
 def _call(factory: Callable[..., Any], arguments: dict[str, Any]) -> GradientTransformation:
@@ -190,9 +190,11 @@ def injected(
         values = {name: _number(value, dtype, exact) for name, value in numbers.items()} | {
             name: _number(s(states[name]), dtype, exact) for name, s in schedules.items()
         }
-        kept = {n: _kept(v, numbers[n], exact) if n in numbers else v for n, v in values.items()}
+        hyperparams = {
+            n: _kept(v, numbers[n], exact) if n in numbers else v for n, v in values.items()
+        }
         return InjectStatefulHyperparamsState(
-            jnp.zeros([], jnp.int32), kept, states, built(values).init(params)
+            jnp.zeros([], jnp.int32), hyperparams, states, built(values).init(params)
         )
 
     def update(
@@ -209,9 +211,13 @@ def injected(
             for name, s in schedules.items()
         }
         updates, inner = built(values).update(updates, state.inner_state, params, **extra_args)
-        held = state.hyperparams
-        kept = {n: _kept(v, held[n], exact) if n in numbers else v for n, v in values.items()}
-        return updates, InjectStatefulHyperparamsState(increment(state.count), kept, states, inner)
+        old_hyperparams = state.hyperparams
+        hyperparams = {
+            n: _kept(v, old_hyperparams[n], exact) if n in numbers else v for n, v in values.items()
+        }
+        return updates, InjectStatefulHyperparamsState(
+            increment(state.count), hyperparams, states, inner
+        )
 
     def inner() -> tuple[GradientTransformation, ...]:
         with jax.ensure_compile_time_eval():

@@ -108,16 +108,16 @@ def _depths(tree: PyTree, depth: Any, top: int | None) -> dict[str, Any]:
     """How far each leaf is below the top: a number, or one for each entry of the first axis."""
     leaves = {path_string(p): x for p, x in leaves_with_path(tree)[0] if x is not None}
     if depth is None:
-        found, highest = _by_number(tree, leaves)
+        depths, highest = _by_number(tree, leaves)
     else:
-        found = {path: np.asarray(depth(path, x)) for path, x in leaves.items()}
-        highest = max((int(np.max(d, initial=0)) for d in found.values()), default=0)
+        depths = {path: np.asarray(depth(path, x)) for path, x in leaves.items()}
+        highest = max((int(np.max(d, initial=0)) for d in depths.values()), default=0)
     highest = highest if top is None else top
-    for path, d in found.items():
+    for path, d in depths.items():
         if d is None:
             continue
-        whole = np.issubdtype(np.asarray(d).dtype, np.integer)
-        if not (whole and np.all(d >= 0) and np.all(d <= highest)):
+        is_integer = np.issubdtype(np.asarray(d).dtype, np.integer)
+        if not (is_integer and np.all(d >= 0) and np.all(d <= highest)):
             raise ValueError(
                 f"layerwise_rate_decay: the depth of {path!r} must be an integer from 0 to "
                 f"{highest}, not {d}"
@@ -127,7 +127,7 @@ def _depths(tree: PyTree, depth: Any, top: int | None) -> dict[str, Any]:
                 f"layerwise_rate_decay: {path!r} has the shape {np.shape(leaves[path])}, and "
                 f"depth gives {np.size(d)} for the entries of its first axis"
             )
-    return {path: np.int32(0) if d is None else highest - d for path, d in found.items()}
+    return {path: np.int32(0) if d is None else highest - d for path, d in depths.items()}
 
 
 def _by_number(tree: PyTree, leaves: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -141,8 +141,8 @@ def _by_number(tree: PyTree, leaves: dict[str, Any]) -> tuple[dict[str, Any], in
         )
     others = [path for path in leaves if path not in layers]
     roles = ByRole().roles(select(tree, lambda path, _: path in others)) if others else {}
-    found: dict[str, Any] = {}
+    depths: dict[str, Any] = {}
     for path in leaves:
         embeds = "embed" in path.lower() or (path in roles and roles[path].kind == "embedding")
-        found[path] = layers.get(path, 0 if embeds else None)
-    return found, max(layers.values(), default=0) + 1
+        depths[path] = layers.get(path, 0 if embeds else None)
+    return depths, max(layers.values(), default=0) + 1

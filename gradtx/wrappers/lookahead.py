@@ -13,7 +13,7 @@ from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import dense
-from gradtx.numerics import cast, own_copy, widen
+from gradtx.numerics import cast, increment, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates
 
@@ -127,13 +127,13 @@ def lookahead(
         def sync() -> tuple[Updates, PyTree, State]:
             target = jax.tree.map(moved, new, fast, slow, is_leaf=is_leaf)
             to_fast = map_present(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
-            kept = in_form_of(tx.init(fast), fast_state) if reset_state else fast_state
+            new_fast_state = in_form_of(tx.init(fast), fast_state) if reset_state else fast_state
             if paired:
                 to_slow = map_present(
                     lambda u, t, s: cast(t - widen(s), s.dtype), new, target, slow
                 )
-                return to_fast, to_slow, kept
-            return to_fast, _where_slot(target, slow), kept
+                return to_fast, to_slow, new_fast_state
+            return to_fast, _where_slot(target, slow), new_fast_state
 
         def wait() -> tuple[Updates, PyTree, State]:
             if paired:
@@ -141,7 +141,7 @@ def lookahead(
                 return new, zeros, fast_state
             return new, slow, fast_state
 
-        steps = state.steps_since_sync + 1
+        steps = increment(state.steps_since_sync)
         due = steps >= sync_period
         out, other, fast_state = branch(due, sync, wait)
         count = jnp.where(due, 0, steps)

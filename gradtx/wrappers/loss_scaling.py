@@ -12,7 +12,7 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.numerics import cast
+from gradtx.numerics import cast, increment
 from gradtx.numerics.control import inside
 from gradtx.training.loss_scale import unscaled
 from gradtx.tree.sums import all_finite
@@ -84,7 +84,7 @@ def dynamic_loss_scale(
         return DynamicLossScaleState(scale, jnp.zeros([], jnp.int32), tx.init(params))
 
     def next_state(state: State, finite: Array, inner_state: State) -> State:
-        counter = jnp.where(finite, state.counter + 1, 0)
+        counter = jnp.where(finite, increment(state.counter), 0)
         grows = counter >= period
         smaller = jnp.maximum(state.loss_scale / factor, jnp.maximum(min_loss_scale, _LEAST))
         larger = state.loss_scale * factor
@@ -126,10 +126,10 @@ def loss_scale(state: State) -> Array:
     def holds(x: Any) -> bool:
         return isinstance(x, DynamicLossScaleState)
 
-    found = [x for x in jax.tree.leaves(state, is_leaf=holds) if holds(x)]
-    if len(found) != 1:
+    states = [x for x in jax.tree.leaves(state, is_leaf=holds) if holds(x)]
+    if len(states) != 1:
         raise ValueError(
-            f"loss_scale: the state holds {len(found)} states of dynamic_loss_scale, not one"
+            f"loss_scale: the state holds {len(states)} states of dynamic_loss_scale, not one"
         )
-    scale: Array = found[0].loss_scale
+    scale: Array = states[0].loss_scale
     return scale

@@ -162,11 +162,11 @@ def mechanize(
             total = (widen(p) - widen(x)) / (factor + eps) + widen(u)
             return widen(x) + new * total - widen(p)
 
-        kept = 1 - new / (factor + eps)
+        shrinkage = 1 - new / (factor + eps)
 
         def plan(u: Array, p: Array, x: Array) -> Array:
             """The same step, by a formula that reads the parameter once, after `h` has read it."""
-            return new * widen(u) + kept * (widen(x) - widen(delay(p, after=h, on="all")))
+            return new * widen(u) + shrinkage * (widen(x) - widen(delay(p, after=h, on="all")))
 
         step = planned(move, plan)
         return lambda u, p, x: cast(step(u, p, x), u.dtype)

@@ -83,7 +83,7 @@ def differentially_private_aggregate(
     >>> tx.update(grads, tx.init(jnp.zeros(2)))[0].round(6).tolist()
     [0.30000001192092896, 0.4000000059604645]
     """
-    given = _required("differentially_private_aggregate", key, seed)
+    noise_key = _required("differentially_private_aggregate", key, seed)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -94,15 +94,15 @@ def differentially_private_aggregate(
         return noised, DifferentiallyPrivateAggregateState(key)
 
     return GradientTransformationExtraArgs(
-        lambda params: DifferentiallyPrivateAggregateState(own_key(given)), update
+        lambda params: DifferentiallyPrivateAggregateState(own_key(noise_key)), update
     )
 
 
 def _required(name: str, key: Any, seed: Any = None) -> Any:
-    given = given_key(name, key, seed)
-    if given is None:
+    noise_key = given_key(name, key, seed)
+    if noise_key is None:
         raise ValueError(f"{name} needs a key: noise from a known one gives no privacy")
-    return given
+    return noise_key
 
 
 def _window_noise(key: Any) -> GradientTransformation:
@@ -160,7 +160,7 @@ def differentially_private(
     """
     if isinstance(every, int) and every == 1:
         return chain(differentially_private_aggregate(l2_norm_clip, noise_multiplier, key), inner)
-    given = _required("differentially_private", key)
+    noise_key = _required("differentially_private", key)
 
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
@@ -170,7 +170,7 @@ def differentially_private(
         mean, count = clipped_mean(updates, clip)
         return inner_step(mean, state, params, weight=count, noise_deviation=clip * noise)
 
-    return around(accumulate(chain(_window_noise(given), inner), every), None, run)
+    return around(accumulate(chain(_window_noise(noise_key), inner), every), None, run)
 
 
 @optimizer
@@ -233,12 +233,14 @@ def dpsgd(
     >>> bool(jnp.allclose(params, 1, atol=1e-1))
     True
     """
-    given = _required("dpsgd", key, seed)
+    noise_key = _required("dpsgd", key, seed)
     links = (
         identity() if momentum is None else trace(momentum, nesterov),
         scale_by_learning_rate(learning_rate),
     )
     if isinstance(every, int) and every == 1:
-        private = differentially_private_aggregate(l2_norm_clip, noise_multiplier, given)
+        private = differentially_private_aggregate(l2_norm_clip, noise_multiplier, noise_key)
         return chain(private, *links)
-    return differentially_private(chain(*links), l2_norm_clip, noise_multiplier, given, every=every)
+    return differentially_private(
+        chain(*links), l2_norm_clip, noise_multiplier, noise_key, every=every
+    )

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.numerics import cast, shrink_factor
-from gradtx.numerics.norms import Scales, norm_of_sums, sums_of_squares
+from gradtx.numerics import cast, increment, shrink_factor
+from gradtx.numerics.norms import Chip, Scales, norm_of_sums, sums_of_squares
 from gradtx.types import Array
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
@@ -41,11 +41,11 @@ def entered(
     if deviations is not None:
         limit = jnp.where(seen >= warmup, _limit(window, deviations), limit)
     put = values.at[seen % len(values)].set(jnp.minimum(x, limit))
-    later = seen + 1
+    later = increment(seen)
     # It wraps around long before it overflows.
     later = jnp.where(later >= 2 * len(values), later - len(values), later)
-    kept = Rolling(jnp.where(counts, put, values), jnp.where(counts, later, seen))
-    return kept, counts & (x > limit)
+    new_window = Rolling(jnp.where(counts, put, values), jnp.where(counts, later, seen))
+    return new_window, counts & (x > limit)
 
 
 def quantile_factor(norms: Rolling, norm: Array, quantile: Any, warmup: int) -> Array:
@@ -63,8 +63,8 @@ def _limit(window: Rolling, deviations: Any) -> Array:
     n = jnp.maximum(jnp.sum(there, dtype=jnp.float32), 1)
     mean = jnp.sum(jnp.where(there, values, 0)) / n
 
-    def sums(scales: Scales, off: Array, *, in_one: bool = False) -> list[Array]:
-        return [total / n for total in sums_of_squares(scales, off, in_one=in_one)]
+    def sums(scales: Scales, off: Array, *, on: Chip | None = None) -> list[Array]:
+        return [total / n for total in sums_of_squares(scales, off, on=on)]
 
     std = norm_of_sums(sums, (jnp.where(there, values - mean, 0),)).number
     limit = mean + deviations * jnp.maximum(std, _LEAST_DEVIATION * jnp.abs(mean))

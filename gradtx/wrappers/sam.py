@@ -15,7 +15,7 @@ from gradtx.core.pair import GradientTransformation, transformation, with_extra_
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import dense
-from gradtx.numerics import cast, divide, widen
+from gradtx.numerics import cast, divide, increment, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.optimizers.sgd import sgd
 from gradtx.programs.tracing import is_tracer
@@ -93,7 +93,8 @@ def _sharpness_aware(
         outer: InnerStep, updates: Updates, state: Any, params: Params
     ) -> tuple[Updates, State]:
         first = state.steps_since_sync == 0
-        last = state.steps_since_sync + 1 >= sync_period
+        steps = increment(state.steps_since_sync)
+        last = steps >= sync_period
         cache = _latest(first, params, state.cache)
         clean = None if blend is None else _latest(first, updates, state.gradient)
 
@@ -112,7 +113,7 @@ def _sharpness_aware(
 
         new, opt_state, adv_state = branch(last, step, worsen)
         state = state._replace(
-            steps_since_sync=jnp.where(last, 0, state.steps_since_sync + 1),
+            steps_since_sync=jnp.where(last, 0, steps),
             opt_state=opt_state,
             adv_state=adv_state,
             cache=cache,

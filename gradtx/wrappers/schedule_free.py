@@ -145,8 +145,8 @@ def schedule_free(
 
     def own(p: Any) -> Any:
         p = jnp.asarray(p)
-        kept = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
-        return own_copy(p, kept)
+        dtype = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
+        return own_copy(p, dtype)
 
     def init(params: Params) -> State:
         reals = [real_dtype(jnp.result_type(float, p)) for p in jax.tree.leaves(params)]

@@ -91,22 +91,22 @@ class _Parts(NamedTuple):
             x.reshape(*before, self.turns, n, *after)
             for x, n in zip(parts, self.lengths, strict=True)
         ]
-        whole = jnp.concatenate(apart, self.axis + 1)
-        return whole.reshape(*before, self.turns * sum(self.lengths), *after)
+        concatenated = jnp.concatenate(apart, self.axis + 1)
+        return concatenated.reshape(*before, self.turns * sum(self.lengths), *after)
 
-    def shardings(self, whole: NamedSharding) -> list[NamedSharding]:
+    def shardings(self, sharding: NamedSharding) -> list[NamedSharding]:
         """Those of the parts: the leaf's, but not along their axis where it would divide a part."""
-        spec = list(whole.spec)
+        spec = list(sharding.spec)
         over = spec[self.axis] if self.axis < len(spec) else None
         if over is None:
-            return [whole] * len(self.lengths)
+            return [sharding] * len(self.lengths)
         names = over if isinstance(over, tuple) else (over,)
-        devices = math.prod(whole.mesh.shape[name] for name in names)
-        found = []
+        devices = math.prod(sharding.mesh.shape[name] for name in names)
+        shardings = []
         for n in self.lengths:
             spec[self.axis] = None if self.turns * n % devices else over
-            found.append(NamedSharding(whole.mesh, PartitionSpec(*spec)))
-        return found
+            shardings.append(NamedSharding(sharding.mesh, PartitionSpec(*spec)))
+        return shardings
 
 
 @written_by_names
@@ -146,7 +146,9 @@ class _Parted:
         leaves, treedef = leaves_with_path(tree)
         of = dict(self.of)
         at = [(of.get(path_string(path)), path, x) for path, x in leaves]
-        return treedef.unflatten([x if own is None else own.taken(path, x) for own, path, x in at])
+        return treedef.unflatten(
+            [x if leaf_parts is None else leaf_parts.taken(path, x) for leaf_parts, path, x in at]
+        )
 
     def divided(self, params: Params) -> PyTree:
         """The parts of parameters on a mesh, explicit axes too, where `init` is not compiled."""
@@ -156,8 +158,12 @@ class _Parted:
         of = dict(self.of)
         like = []
         for path, x in leaves:
-            own = of.get(path_string(path))
-            like.append(x if own is None else own.tree(own.shardings(jax.typeof(x).sharding)))
+            leaf_parts = of.get(path_string(path))
+            like.append(
+                x
+                if leaf_parts is None
+                else leaf_parts.tree(leaf_parts.shardings(jax.typeof(x).sharding))
+            )
         return jax.jit(lambda p: automatic(self.apart, treedef.unflatten(like), p))(params)
 
     def joined(self, tree: PyTree, like: PyTree) -> PyTree:
@@ -166,16 +172,18 @@ class _Parted:
         of = dict(self.of)
         parts = aligned("split_leaves: the inner result is another tree", like, treedef, tree)
         at = [(of.get(path_string(path)), x) for (path, _), x in zip(leaves, parts, strict=True)]
-        return treedef.unflatten([x if own is None else own.joined(x) for own, x in at])
+        return treedef.unflatten(
+            [x if leaf_parts is None else leaf_parts.joined(x) for leaf_parts, x in at]
+        )
 
     def shardings(self, known: Mapping[str, NamedSharding]) -> dict[str, NamedSharding]:
         """Those of the parts, from those of the leaves."""
-        found: dict[str, NamedSharding] = {}
-        for path, own in self.of:
+        shardings: dict[str, NamedSharding] = {}
+        for path, leaf_parts in self.of:
             if path in known:
-                places = zip(own.keys, own.shardings(known[path]), strict=True)
-                found |= {"/".join(filter(None, (path, key))): place for key, place in places}
-        return found
+                places = zip(leaf_parts.keys, leaf_parts.shardings(known[path]), strict=True)
+                shardings |= {"/".join(filter(None, (path, key))): place for key, place in places}
+        return shardings
 
 
 class SplitLeavesState(NamedTuple):
@@ -193,11 +201,11 @@ class SplitLeavesState(NamedTuple):
 def _split_of(splits: Splits, path: str, p: Any) -> SplitLeaf | None:
     if callable(splits):
         return splits(path, p)
-    found = [pattern for pattern in splits if matches(path, pattern)]
-    if len(found) > 1:
-        names = " and ".join(map(repr, found))
+    matching = [pattern for pattern in splits if matches(path, pattern)]
+    if len(matching) > 1:
+        names = " and ".join(map(repr, matching))
         raise ValueError(f"split_leaves: {path!r} matches the patterns {names}")
-    return splits[found[0]] if found else None
+    return splits[matching[0]] if matching else None
 
 
 def _parts(path: str, shape: tuple[int, ...], split: SplitLeaf) -> _Parts:
@@ -280,12 +288,12 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Any, State]:
         layout = state.layout
-        own = None if params is None else layout.apart(params)
+        split_params = None if params is None else layout.apart(params)
         inner_step = inner_step.seen_as(lambda x: layout.joined(x, params), layout.apart)
         with known_of_parts(layout.shardings):
-            new, kept = inner_step(layout.apart(updates), state.inner_state, own)
+            new, inner_state = inner_step(layout.apart(updates), state.inner_state, split_params)
         joined = layout.joined(new, params if inner_step.whole else updates)
-        return joined, SplitLeavesState(kept, layout)
+        return joined, SplitLeavesState(inner_state, layout)
 
     def roles(params: Params) -> dict[str, Role]:
         return roles_in(tx, jax.eval_shape(_Parted.found(splits, params).apart, params))

@@ -107,8 +107,8 @@ def store(
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        made = tx.init(params)
-        state = apart(made)  # a codec is of one leaf
+        stacked = tx.init(params)
+        state = apart(stacked)  # a codec is of one leaf
         used: set[Any] = set()
         numbers = itertools.count()
         known: list[str] = []
@@ -146,7 +146,7 @@ def store(
             _check_used(state, rules, used, known)
         if patterns != EMBEDDINGS and known:
             _check_patterns(patterns, used, known)
-        return in_stacks(new, made)
+        return in_stacks(new, stacked)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -184,7 +184,7 @@ def in_storage_of(tx: GradientTransformation, params: Params, state: State) -> S
     fresh = with_extra_args_support(tx).init(params)
     treedef: Any
     wanted, treedef = jax.tree.flatten(fresh, is_leaf=is_stored)
-    given, other = jax.tree.flatten(state, is_leaf=is_stored)
+    slots, other = jax.tree.flatten(state, is_leaf=is_stored)
     if treedef != other:
         problem = first_difference(fresh, state)
         raise ValueError(f"in_storage_of: the state is not one of this transformation: {problem}")
@@ -200,7 +200,7 @@ def in_storage_of(tx: GradientTransformation, params: Params, state: State) -> S
         value = x.load() if is_stored(x) else x
         return want.store(value) if is_stored(want) else value.astype(want.dtype)
 
-    return treedef.unflatten(map(converted, wanted, given))
+    return treedef.unflatten(map(converted, wanted, slots))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))  # traced and compiled once for each shape

@@ -49,19 +49,19 @@ class _StepSize(NamedTuple):
 
     rule: SizeRule
     numbers: str | None = None
-    factor: Callable[[Mapping[str, Any], int, int], float] = lambda given, rows, columns: 1.0
-    power: Callable[[Mapping[str, Any]], float] = lambda given: 0.5
+    factor: Callable[[Mapping[str, Any], int, int], float] = lambda arguments, rows, columns: 1.0
+    power: Callable[[Mapping[str, Any]], float] = lambda arguments: 0.5
     eps_power: int = 1
     of_entries: bool = False
 
 
-def _muon_factor(given: Mapping[str, Any], rows: int, columns: int) -> float:
+def _muon_factor(arguments: Mapping[str, Any], rows: int, columns: int) -> float:
     # What multiplies all factors alike, such as r, does not count, and may be traced.
-    fixed = None if given["consistent_rms"] is None else 1.0
-    return float(shape_factor(rows, columns, given.get("scale", "jordan"), fixed))
+    fixed = None if arguments["consistent_rms"] is None else 1.0
+    return float(shape_factor(rows, columns, arguments.get("scale", "jordan"), fixed))
 
 
-def _longer(given: Mapping[str, Any], rows: int, columns: int) -> float:
+def _longer(arguments: Mapping[str, Any], rows: int, columns: int) -> float:
     return float(max(rows, columns) ** 0.5)
 
 
@@ -79,11 +79,13 @@ _SOAP = _StepSize(
     _NUMBERS,
     # Independent entries of size 1, of gradients that are noise, have this norm in any bases. With
     # a basis on one side alone, a gradient of rank one has such entries on the other.
-    lambda given, rows, columns: (
-        max(rows, columns) ** 0.5 if given["one_sided"] else rows**0.5 + columns**0.5
+    lambda arguments, rows, columns: (
+        max(rows, columns) ** 0.5 if arguments["one_sided"] else rows**0.5 + columns**0.5
     ),
 )
-_SHAMPOO = _StepSize("spectral", _NUMBERS, power=lambda given: 1 - 2 / given["root"], eps_power=2)
+_SHAMPOO = _StepSize(
+    "spectral", _NUMBERS, power=lambda arguments: 1 - 2 / arguments["root"], eps_power=2
+)
 _KNOWN: dict[str, _StepSize] = {
     **dict.fromkeys(_ENTRIES, _StepSize("adam")),
     "sgd": _StepSize("sgd"),
@@ -93,7 +95,7 @@ _KNOWN: dict[str, _StepSize] = {
     "muon2": _StepSize(
         "spectral",
         _NUMBERS,
-        lambda given, rows, columns: float(shape_factor(rows, columns, "scion")),
+        lambda arguments, rows, columns: float(shape_factor(rows, columns, "scion")),
         of_entries=True,
     ),
     # Its epsilon is added to the moments of inputs, which are as large at every width.
@@ -230,8 +232,8 @@ def transfer(
     >>> def model(n):
     ...     return jax.tree.map(jnp.zeros, shapes(n), is_leaf=lambda x: isinstance(x, tuple))
     >>> tx = transfer(gradtx.adam(0.1), model(16), model(64))
-    >>> for path, found in gradtx.transfer_multipliers(tx).items():
-    ...     print(path, found.rate, found.initial, found.why)
+    >>> for path, multipliers in gradtx.transfer_multipliers(tx).items():
+    ...     print(path, multipliers.rate, multipliers.initial, multipliers.why)
     head/kernel 0.25 0.25 inputs x 4
     mlp/kernel 0.25 0.5 inputs x 4, outputs x 4
     wte 1.0 1.0 outputs x 4
@@ -249,9 +251,11 @@ def transfer(
     how = roles or _roles_in(inner) or ByRole()
     leaves = _leaves(small, params, how, known, inner, head)
     numbers = _numbers_of(inner, known, params)
-    made = _transferred(inner, leaves, None if numbers is None else _NumbersByPath(numbers), known)
+    transferred = _transferred(
+        inner, leaves, None if numbers is None else _NumbersByPath(numbers), known
+    )
     said = {path: leaf.said for path, leaf in leaves.items()}
-    return made._replace(multipliers=said)
+    return transferred._replace(multipliers=said)
 
 
 def _declared(tx: GradientTransformation) -> list[GradientTransformation]:
@@ -285,19 +289,19 @@ def _known(inner: GradientTransformation, rule: SizeRule | None) -> dict[str, _S
     if rule is not None:  # what is around others leaves their arguments to them
         alone = {_name(tx) for tx in every if not tx.children}
         return {name: _StepSize(rule) for name in names if name in alone - _NEUTRAL}
-    found = {name: _KNOWN[name] for name in names if name in _KNOWN}
+    known = {name: _KNOWN[name] for name in names if name in _KNOWN}
     unknown = [name for name in names if name not in _NEUTRAL and name not in _KNOWN]
-    if unknown or len({(x.rule, x.numbers) for x in found.values()}) != 1:
+    if unknown or len({(x.rule, x.numbers) for x in known.values()}) != 1:
         problem = (
             f"it is not known on what the updates of {', '.join(unknown)} depend"
             if unknown
-            else f"there is not one optimizer in it but {', '.join(found) or 'none'}"
+            else f"there is not one optimizer in it but {', '.join(known) or 'none'}"
         )
         raise ValueError(
             f"transfer: {problem}: pass rule, one of {get_args(SizeRule)}, or put transfer around "
             "the optimizer alone"
         )
-    return found
+    return known
 
 
 def _is_site(tx: GradientTransformation, known: Mapping[str, _StepSize]) -> bool:
@@ -307,13 +311,15 @@ def _is_site(tx: GradientTransformation, known: Mapping[str, _StepSize]) -> bool
 
 def _rates(tx: GradientTransformation) -> int:
     """The number of learning rates that multiply an update, one after another."""
-    own, counts = int(_RATES[0] in _arguments(tx)), [_rates(child) for _, child in tx.children]
-    return own + (sum(counts) if _name(tx) in ("chain", "named_chain") else max(counts, default=0))
+    has_rate, counts = int(_RATES[0] in _arguments(tx)), [_rates(child) for _, child in tx.children]
+    return has_rate + (
+        sum(counts) if _name(tx) in ("chain", "named_chain") else max(counts, default=0)
+    )
 
 
 def _roles_in(inner: GradientTransformation) -> ByRole | None:
-    given = [x for tx in _declared(inner) for x in _arguments(tx).values()]
-    return next((x for x in given if isinstance(x, ByRole)), None)
+    arguments = [x for tx in _declared(inner) for x in _arguments(tx).values()]
+    return next((x for x in arguments if isinstance(x, ByRole)), None)
 
 
 def _numbers_of(
@@ -321,12 +327,12 @@ def _numbers_of(
 ) -> dict[str, Any] | None:
     """The dimension numbers of each leaf, None where there is no matrix optimizer."""
     for tx in _declared(inner):
-        found = known.get(_name(tx))
-        if found is not None and found.numbers is not None:
-            given, tree = _arguments(tx)[found.numbers], abstract(shapes)
-            if hasattr(given, "check") and shapes:
-                given.check(tree)
-            numbers = MatrixDimensions(dimension_numbers(given), MuonDimensionNumbers)
+        how = known.get(_name(tx))
+        if how is not None and how.numbers is not None:
+            argument, tree = _arguments(tx)[how.numbers], abstract(shapes)
+            if not shapes:
+                return {}
+            numbers = MatrixDimensions(dimension_numbers(argument), MuonDimensionNumbers)
             paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
             return dict(zip(paths, numbers.of("transfer", tree), strict=True))
     return None
@@ -342,9 +348,9 @@ def _leaves(
 ) -> dict[str, _LeafMultipliers]:
     """The multipliers of each leaf."""
     how = next(iter(known.values()))
-    given = next(_arguments(tx) for tx in _declared(inner) if _name(tx) in known)
+    arguments = next(_arguments(tx) for tx in _declared(inner) if _name(tx) in known)
     numbers = _numbers_of(inner, known, large)
-    found = {}
+    multipliers = {}
     for path, (role, growth) in growths("transfer", small, large, roles).items():
         rule, factor, power = how.rule, 1.0, 0.5
         number = None if numbers is None else numbers[path]
@@ -352,8 +358,8 @@ def _leaves(
             rule == "spectral" and numbers is None and not role.columns
         ):
             rule = "adam"
-        elif number is not None and given.get("grafting") in ("adam", "sgd"):
-            rule = given["grafting"]
+        elif number is not None and arguments.get("grafting") in ("adam", "sgd"):
+            rule = arguments["grafting"]
         elif number is not None:
             old, new = (
                 as_matrices("transfer", path, shape, number) for shape in (growth.like, large[path])
@@ -361,13 +367,13 @@ def _leaves(
             by = new.rows / max(old.rows, 1), new.columns / max(old.columns, 1)
             if all(by):
                 growth = growth._replace(inputs=by[0], outputs=by[1])
-                factor = how.factor(given, new.rows, new.columns)
-                factor /= how.factor(given, old.rows, old.columns)
-            power = how.power(given)
+                factor = how.factor(arguments, new.rows, new.columns)
+                factor /= how.factor(arguments, old.rows, old.columns)
+            power = how.power(arguments)
         said, entry = multipliers_of(role, growth, rule, head, power, factor)
         said = said._replace(epsilon=entry) if how.of_entries else said
-        found[path] = _LeafMultipliers(said, entry)
-    return found
+        multipliers[path] = _LeafMultipliers(said, entry)
+    return multipliers
 
 
 def _transferred(
@@ -394,8 +400,8 @@ def _transferred(
     # Sorted, as JAX sorts the paths where it takes the declaration apart and puts it together.
     keys = {path: _multiples(tx, leaf, how) for path, leaf in sorted(leaves.items())}
     labels = {key: str(i) for i, key in enumerate(dict.fromkeys(keys.values()))}
-    given = {} if how.numbers is None or numbers is None else {how.numbers: numbers}
-    groups = {label: _multiplied(tx, dict(key), given) for key, label in labels.items()}
+    numbers_argument = {} if how.numbers is None or numbers is None else {how.numbers: numbers}
+    groups = {label: _multiplied(tx, dict(key), numbers_argument) for key, label in labels.items()}
     if len(groups) < 2:
         return next(iter(groups.values()), tx)
     return partition(
@@ -417,16 +423,18 @@ def _multiples(
     tx: GradientTransformation, leaf: _LeafMultipliers, how: _StepSize
 ) -> tuple[tuple[str, float], ...]:
     """The factors of the hyperparameters of an optimizer for one leaf, by their names."""
-    given, said = _arguments(tx), leaf.said
+    arguments, said = _arguments(tx), leaf.said
     by = dict.fromkeys(_RATES, said.rate) | dict.fromkeys(_DECAYS, said.decay)
     for name, power in _EPSILONS.items():
-        inside = name == "eps" and given.get("eps_in_sqrt", False)
+        inside = name == "eps" and arguments.get("eps_in_sqrt", False)
         by[name] = said.epsilon ** (2 if inside else how.eps_power * power)
     by |= {name: leaf.entry**power for name, power in _ADAM_EPSILONS.items()}
     return tuple(
         (name, round(x, 12))
         for name, x in by.items()
-        if given.get(name) is not None and given[name] is not False and _counts(given[name])
+        if arguments.get(name) is not None
+        and arguments[name] is not False
+        and _counts(arguments[name])
     )
 
 
@@ -438,14 +446,14 @@ def _counts(value: Any) -> bool:
 def _multiplied(
     tx: GradientTransformation, by: Mapping[str, float], others: Mapping[str, Any]
 ) -> GradientTransformation:
-    given = _arguments(tx)
+    arguments = _arguments(tx)
 
     def product(value: Any, factor: float) -> Any:
         if factor == 1:
             return value
         return multiply_schedules(value, factor) if callable(value) else value * factor
 
-    return replace(tx, {**{k: product(given[k], x) for k, x in by.items()}, **others})
+    return replace(tx, {**{k: product(arguments[k], x) for k, x in by.items()}, **others})
 
 
 def transfer_multipliers(tx: GradientTransformation) -> dict[str, Multipliers]:
@@ -462,9 +470,9 @@ def transfer_multipliers(tx: GradientTransformation) -> dict[str, Multipliers]:
     >>> transfer_multipliers(tx)["b"].rate
     4.0
     """
-    found = multipliers_in(tx)
-    if found:
-        return found
+    multipliers = multipliers_in(tx)
+    if multipliers:
+        return multipliers
     raise ValueError(f"transfer_multipliers: there is no transfer in {tx!r:.200}")
 
 
@@ -487,7 +495,7 @@ def transfer_initial(tx: GradientTransformation, params: ParamsT, small: Params)
     >>> transfer_initial(tx, large, small)["head"]["w"][0].tolist()
     [0.25, 0.25, 0.25]
     """
-    found = transfer_multipliers(tx)
+    multipliers = transfer_multipliers(tx)
     old = {path_string(path): x for path, x in leaves_with_path(small)[0]}
     of_kind = {pattern_of(path): x for path, x in old.items()}
 
@@ -499,8 +507,8 @@ def transfer_initial(tx: GradientTransformation, params: ParamsT, small: Params)
             new.append(None)
             continue
         like: Any = old.get(name, of_kind.get(pattern_of(name)))
-        has, want = rms(x), rms(like) * found[name].initial
+        has, want = rms(x), rms(like) * multipliers[name].initial
         factor = jnp.where((has > 0) & (want > 0), want / jnp.where(has > 0, has, 1), 1)
         new.append((x * factor).astype(x.dtype))
-    made: ParamsT = treedef.unflatten(new)
-    return made
+    initial: ParamsT = treedef.unflatten(new)
+    return initial

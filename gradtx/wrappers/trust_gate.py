@@ -117,11 +117,11 @@ def trust_gate(
         problem = "trust_gate: gradients and state are different trees"
         columns = [aligned(problem, updates, treedef, tree) for tree in (new, state.momentum)]
         numbers = dimensions.of(name, updates)
-        out, kept = [], []
+        out, momenta = [], []
         for (path, g), d, mu, number in zip(leaves, *columns, numbers, strict=True):
             if g is None or mu is None or number is None:
                 out.append(d)
-                kept.append(mu)
+                momenta.append(mu)
                 continue
             if is_rows(g):
                 raise refused_rows(name, path)
@@ -130,8 +130,8 @@ def trust_gate(
             m = ema(wide, new_mu, decay) if nesterov else new_mu
             u = gated(*map(how.take, (widen(d), wide, m)))
             out.append(cast(how.put(u), d.dtype))
-            kept.append(cast(new_mu, mu.dtype))
-        return treedef.unflatten(out), TrustGateState(treedef.unflatten(kept), inner_state)
+            momenta.append(cast(new_mu, mu.dtype))
+        return treedef.unflatten(out), TrustGateState(treedef.unflatten(momenta), inner_state)
 
     return around(tx, init, run)
 

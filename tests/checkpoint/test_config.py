@@ -1,5 +1,7 @@
 """Configurations: text and back, and hostile text."""
 
+# Sees mutants of: declared_schedule.
+
 import json
 from typing import Any, NamedTuple
 

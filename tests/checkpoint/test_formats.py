@@ -1,5 +1,7 @@
 """State dicts in every format that was ever written, and headers that never were."""
 
+# Sees mutants of: encoded.
+
 import functools
 import io
 import json

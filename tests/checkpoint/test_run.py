@@ -533,3 +533,17 @@ def test_devices_and_pipes_are_no_checkpoints(path, suffix):
             with pytest.raises(ValueError, match=r"_checkpoint: .* is no regular file"):
                 act(place)
     assert path.is_symlink()
+
+
+def test_what_is_loaded_lies_on_the_device_of_the_parameters(tmp_path):
+    """Slots too, and also where it is not the first device."""
+    tx, device = gradtx.adam(0.1), jax.devices()[-1]
+    params = {"w": jnp.ones(3)}
+    gradtx.save_checkpoint(tmp_path / "run.npz", params, tx.init(params), tx)
+    near = jax.device_put(params, device)
+    back = gradtx.load_checkpoint(tmp_path / "run.npz", params=near)
+    arrays = jax.tree.leaves((back.params, back.state))
+    assert {x.device for x in arrays} == {device}
+    assert all(x.committed for x in arrays)
+    loose = gradtx.load_checkpoint(tmp_path / "run.npz", params=params)
+    assert not any(x.committed for x in jax.tree.leaves((loose.params, loose.state)))

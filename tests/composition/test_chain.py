@@ -1,5 +1,7 @@
 """Chains: their states, and what they refuse."""
 
+# Sees mutants of: lift.
+
 import chex
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,7 @@
 """Wrappers that run their optimizer or not: a whole step in place, which is the update applied."""
 
+# Sees mutants of: def loop_once_if(.
+
 import chex
 import jax
 import jax.numpy as jnp

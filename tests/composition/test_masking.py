@@ -1,5 +1,7 @@
 """Parts of a tree, against Optax."""
 
+# Sees mutants of: checks.
+
 import chex
 import jax
 import jax.numpy as jnp

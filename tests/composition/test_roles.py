@@ -1,5 +1,6 @@
 """Roles of leaves: by default on the shapes of public models, by rules, where they are unclear."""
 
+import inspect
 import itertools
 import pathlib
 import re
@@ -12,6 +13,7 @@ import pytest
 
 import gradtx
 from gradtx import ByRole, Role
+from tests.catalogue import CATALOGUE, optimizers
 
 SHAPES = sorted((pathlib.Path(__file__).parents[1] / "golden" / "shapes").glob("*.txt"))
 
@@ -324,3 +326,17 @@ def test_a_factor_is_a_matrix_where_its_module_would_be_one():
     assert numbers.pop("mlp/lora_a/kernel") == gradtx.MuonDimensionNumbers((0,), (1,))
     assert list(numbers.values()) == [None] * 3
     assert ByRole().roles({"q/lora_a/scale": jnp.ones(2)}) == {"q/lora_a/scale": Role("norm")}
+
+
+ASKS = "weight_dimension_numbers"
+OF_MATRICES = [
+    name for name in optimizers() if ASKS in inspect.signature(getattr(gradtx, name)).parameters
+]
+
+
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_a_rule_that_matches_no_leaf_is_refused_by_every_matrix_optimizer(name):
+    """A misspelt rule would train the leaf as what its name says."""
+    tx = gradtx.replace(CATALOGUE[name].make(), **{ASKS: ByRole(rules=(("haed", "head"),))})
+    with pytest.raises(ValueError, match="the rule for 'haed' matches no leaf"):
+        jax.eval_shape(tx.init, {"head": {"kernel": jnp.ones((4, 6))}})

@@ -1,5 +1,7 @@
 """`tx.update` by hand, in `jit`, on a mesh whose axes are `Explicit`: as on one device."""
 
+# Sees mutants of: shardings.
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,7 @@
 """SparseLoCo, MuLoCo and DeMo: against the papers' algorithms in float64."""
 
+# Sees mutants of: def compressed(, def aggregate_dct(.
+
 import functools
 import math
 

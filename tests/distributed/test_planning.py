@@ -13,6 +13,7 @@ import pytest
 
 import gradtx
 from benchmarks import planning
+from benchmarks.hlo import by_kind, collectives, in_loops
 from gradtx.ownership.owners import Stack
 from gradtx.sharding.operations import messages, operations
 from tests.distributed.meshes import P, counted, mesh, on
@@ -97,6 +98,78 @@ def test_parameters_divided_over_the_batch_are_gathered_for_both_passes():
         ("gradients", "all-reduce", ("pod",)): WHOLE // 8,
         ("gradients", "all-reduce", ("pod", "data")): 256,
     }
+
+
+FEW = {
+    "one": (gradtx.spsa(), 2, 2),
+    "three": (gradtx.spsa(samples=3), 6, 6),
+    "derivatives": (gradtx.forward_gradients(2), 4, 2),
+    "population": (gradtx.evolution_strategies(10, 0.1), 10, 10),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_replicas_with_estimated_gradients_exchange_numbers_of_the_loss(name):
+    """In as many messages as there are evaluations; parameters are gathered for each number."""
+    estimator, numbers, evaluations = FEW[name]
+    tx = gradtx.estimated_gradients(gradtx.adam(1e-3), estimator)
+    losses = {("losses", "all-reduce", ("data",)): 4 * numbers}
+    link = gradtx.Link(1e9, 1e-3)
+    plan = gradtx.plan_step(tx, W, {"data": 8}, batch="data", links={"data": link})
+    assert sent(plan) == losses
+    (message,) = plan.messages
+    latency = 2 * 3 * 1e-3 * evaluations
+    assert message.seconds == pytest.approx(latency + message.received / 1e9, rel=1e-6)
+    divided = gradtx.plan_step(tx, W, {"data": 8}, {"b": P(), "w": P("data")}, batch="data")
+    assert sent(divided) == losses | {("parameters", "all-gather", ("data",)): numbers * WHOLE}
+    after = gradtx.plan_step(tx, W, {"data": 8}, batch="data", zero="data")
+    assert sent(after) == losses | {("parameters", "all-gather", ("data",)): WHOLE}
+    assert sent(gradtx.plan_step(tx, W, {"model": 8}, P(None))) == {}
+
+
+def test_the_page_about_estimated_gradients_has_the_plan_that_it_prints():
+    mezo = gradtx.estimated_gradients(gradtx.sgd(1e-6), gradtx.spsa(distribution="normal"))
+    stack = {"w": S((24, 1024, 4096), jnp.float32)}
+    page = (ROOT / "docs" / "without_backward.md").read_text()
+    assert f"```text\n{gradtx.plan_step(mezo, stack, {'data': 16}, batch='data')}\n```" in page
+    assert f"`{str(gradtx.describe(mezo, stack)).splitlines()[-1]}`" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["replicated", "divided", "zero"])
+@pytest.mark.parametrize("name", ["one", "derivatives"])
+def test_estimates_on_a_mesh_send_what_is_planned(name, layout):
+    """As the compiled step, whose loop has two turns: two losses, or two derivatives."""
+    tx = gradtx.estimated_gradients(gradtx.adam(1e-3), FEW[name][0])
+    m = mesh(data=8)
+    specs = {"v": P(), "w": P("data") if layout == "divided" else P()}
+    shapes = {"v": (1024, 8), "w": (64, 1024)}
+    params = {k: S(shapes[k], jnp.float32, sharding=on(m, *specs[k])) for k in shapes}
+    zero = "data" if layout == "zero" else None
+    sharding = gradtx.state_sharding(tx, params, zero=zero)
+
+    def loss(p, x, y):
+        return jnp.mean((jnp.tanh(x @ p["w"]) @ p["v"] - y) ** 2)
+
+    step = gradtx.make_step(loss, tx, sharding=sharding)
+    x, y = (S((64, n), jnp.float32, sharding=on(m, "data")) for n in (64, 8))
+    program = step.lower(params, sharding.abstract, x, y).compile().as_text()
+    whole, turns = 4 * 64 * 1024, 2
+    found = by_kind(collectives(in_loops(program)))
+    places, reduced = found.pop("all-reduce")  # SPSA's loss stands in another loop for equal values
+    expected = {"losses": turns * reduced // places}
+    if layout == "divided":
+        expected["parameters"] = turns * found.pop("all-gather")[1] // places
+    assert found == {}
+    if layout == "zero":
+        expected["parameters"] = whole
+    plan = gradtx.plan_step(tx, sharding.like, {"data": 8}, specs, batch="data", zero=zero)
+    assert {m.what: m.bytes for m in plan.messages} == expected
+    # Nothing is sent outside of the loops but the parameters that ZeRO gathers after the step.
+    once = by_kind(collectives(program))
+    assert once["all-reduce"] == (places, reduced)
+    if layout == "zero":
+        assert once["all-gather"] == (1, whole)
 
 
 def test_what_links_send():

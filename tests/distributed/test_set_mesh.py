@@ -1,5 +1,7 @@
 """`tx.update` by hand, in `jit`, on a mesh with `Auto` axes that `jax.set_mesh` makes known."""
 
+# Sees mutants of: shardings, owners.
+
 import contextlib
 import functools
 import re

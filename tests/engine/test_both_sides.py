@@ -11,6 +11,7 @@ import pytest
 import gradtx
 from gradtx.kernels.both_sides import fits, in_tiles, written_and_summed
 from gradtx.optimizers import came
+from tests.programs import an_h100, without_triton
 
 
 def make(slot, x, by_row, by_col, rate):
@@ -93,19 +94,21 @@ def test_the_kernel_writes_in_place_of_the_slot():
     ],
     ids=["an argument", "a product", "scaled", "converted"],
 )
-def test_a_gpu_has_the_kernel_for_what_is_in_memory(gradient, count):
+@pytest.mark.parametrize("offered", [True, False], ids=["with Triton", "without"])
+def test_a_gpu_has_the_kernel_for_what_is_in_memory(gradient, count, offered, monkeypatch):
     """For a gradient that its reader could compute it would have to be stored."""
-    if count and jax.__version_info__ >= (0, 12):
-        pytest.skip("this JAX lowers Triton's kernels only where it knows the GPU")
+    if not offered:
+        without_triton(monkeypatch)
     slot, x, row, column, rate = arrays((64, 128))
 
     def run(slot, x, row, column, rate):
         given = 2 * row, gradient(x), column + 1, rate
         return written_and_summed(make, terms, slot, *given, after=(rate, rate))
 
-    traced = jax.jit(run).trace(slot, x, row, column, rate)
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("custom_call @__gpu$xla.gpu.triton") == count
+    with an_h100():
+        traced = jax.jit(run).trace(slot, x, row, column, rate)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @__gpu$xla.gpu.triton") == (count if offered else 0)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from gradtx.kernels import stored_step
 from gradtx.kernels.cutting import cuts
 from gradtx.programs.opaque import opaque
 from gradtx.storage.encoded import Blocks
+from tests.programs import an_h100, without_triton
 
 pytestmark = pytest.mark.compiled
 
@@ -295,14 +296,30 @@ def test_without_kernels(monkeypatch):
     assert gradtx.from_config(gradtx.to_config(tx)) == tx
 
 
-@slow
-@pytest.mark.parametrize(("capability", "count"), [("7.5", 0), ("8.0", 1)])
+def kernels_on_a_gpu(tx, p):
+    state = tx.init(p)
+    with an_h100():
+        traced = jax.jit(lambda s: gradtx.apply_gradients(tx, p, p, s)).trace(state)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    return text.count("custom_call @__gpu$xla.gpu.triton")
+
+
+@pytest.mark.parametrize(
+    ("capability", "count"), [pytest.param("7.5", 0, marks=slow), pytest.param("8.0", 1)]
+)
 def test_gpus_that_triton_does_not_support_have_no_kernel(capability, count, monkeypatch):
     p, tx = numbers((256, 4), 0), gradtx.store(gradtx.sgd(0.1, momentum=0.5), min_size=1)
-    traced = jax.jit(lambda s: gradtx.apply_gradients(tx, p, p, s)).trace(tx.init(p))
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("custom_call @__gpu$xla.gpu.triton") == count
+    assert kernels_on_a_gpu(tx, p) == count
+
+
+def test_a_jax_without_triton_has_no_kernel_and_says_so(monkeypatch):
+    p, tx = numbers((256, 4), 0), gradtx.store(gradtx.sgd(0.1, momentum=0.5), min_size=1)
+    assert "kernels for GPUs: Triton" in str(gradtx.describe(tx, p)).splitlines()
+    without_triton(monkeypatch)
+    assert kernels_on_a_gpu(tx, p) == 0
+    assert "kernels for GPUs: none, since this JAX has no Triton" in str(gradtx.describe(tx, p))
+    assert gradtx.describe(gradtx.sgd(0.1, momentum=0.5), p).gpu_kernels is None
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Thin slices: one Adam rule on rows, in 8 bits, sharded, stacked, swept, and what it refuses."""
 
+# Sees mutants of: step, types.
+
 from typing import NamedTuple
 
 import chex

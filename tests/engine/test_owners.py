@@ -1,5 +1,7 @@
 """Matrices that are divided over a mesh are transformed by one device each."""
 
+# Sees mutants of: matrix_batches, own_batches, resharding.
+
 import contextlib
 import functools
 import math
@@ -120,6 +122,19 @@ def test_updates_are_those_of_one_device(sizes, rows, zero, kind, balance):
     for a, b in zip(jax.tree.leaves((got, state)), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert not re.findall(COLLECTIVE, in_loops(program))
+
+
+def test_an_axis_of_one_device_divides_no_matrix():
+    """Neither alone nor beside another axis, however the specification is written."""
+
+    def owned(*spec):
+        place = NamedSharding(mesh(4, 1), PartitionSpec(*spec))
+        w = jax.device_put(jnp.ones((8, 16)), place)
+        stacks = gradtx.state_sharding(gradtx.soap(0.1), {"w": w}).owned
+        return [(stack.axes, stack.count) for stack in stacks]
+
+    assert owned("y") == owned(None, "y") == owned(("y",), None) == []
+    assert owned(("x", "y")) == owned("x", "y") == owned("x") == [(("x",), 1)]
 
 
 @pytest.mark.slow

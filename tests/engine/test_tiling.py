@@ -1,5 +1,7 @@
 """Tiles of leaves: every entry is in one, and what belongs to a block lies along its axis."""
 
+# Sees mutants of: matrix_layout.
+
 import dataclasses
 import itertools
 import math

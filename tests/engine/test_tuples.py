@@ -1,5 +1,7 @@
 """Rules over leaves that belong together: what they see, what is kept, what is refused."""
 
+# Sees mutants of: factors.
+
 from typing import NamedTuple
 
 import jax

@@ -2,8 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import gradtx
+
+
+def test_a_frozen_base_in_integers_is_left_out_by_select():
+    model = {"base": jax.ShapeDtypeStruct((8, 8), jnp.int8), "a": jnp.ones((8, 2))}
+    with pytest.raises(
+        TypeError, match=r"at 'base' is int8: .* select\(params, ...\) for init, desc"
+    ):
+        gradtx.describe(gradtx.adam(0.1), model)
+    assert gradtx.describe(gradtx.adam(0.1), gradtx.select(model, "a")).state_bytes == 2 * 64 + 4
 
 
 def test_describe_counts_bytes_without_allocating():
@@ -76,3 +86,17 @@ def test_the_table_of_what_devices_send():
     ):
         last = str(gradtx.describe(tx, p)).splitlines()[-1]
         assert last == f"sent by each device in a step: {sent}"
+
+
+def test_replicas_exchange_numbers_where_gradients_are_estimated():
+    """No gradient; an optimizer that reduces gradients anyway gets the advice to leave that."""
+    p, spsa = {"w": jnp.zeros((64, 64))}, gradtx.spsa(samples=3)
+    few = gradtx.describe(gradtx.estimated_gradients(gradtx.sgd(0.1), spsa), p)
+    assert (few.loss_numbers, few.message_bytes, few.advice) == (6, 0, None)
+    assert str(few).splitlines()[-1] == "between replicas in a step: 6 numbers, no gradient"
+    reducing = gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(0.1))
+    all_of_it = gradtx.describe(gradtx.estimated_gradients(reducing, spsa), p)
+    assert (all_of_it.loss_numbers, all_of_it.message_bytes) == (0, 4 * 64 * 64)
+    assert "over 'data'" in all_of_it.advice
+    assert "jax.lax.pmean in the loss in its place, replicas exchange 6 numbers" in str(all_of_it)
+    assert gradtx.describe(reducing, p).advice is None

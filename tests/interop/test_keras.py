@@ -1,5 +1,7 @@
 """Keras optimizers handed over in the middle of a run, beside Keras itself."""
 
+# Sees mutants of: keras_schedules.
+
 import functools
 import json
 import os

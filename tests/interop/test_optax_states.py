@@ -1,5 +1,7 @@
 """States carried between Optax and gradtx in the middle of a run."""
 
+# Sees mutants of: flax_forms.
+
 import functools
 
 import jax

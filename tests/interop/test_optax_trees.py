@@ -4,6 +4,8 @@ Flax's ``from_state_dict`` and Orbax compare these: where they are equal each li
 other's checkpoints, and elsewhere `from_optax_state` and `to_optax_state` do.
 """
 
+# Sees mutants of: optax.
+
 import functools
 import inspect
 

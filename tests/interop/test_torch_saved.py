@@ -1,5 +1,7 @@
 """Hostile state dicts of PyTorch: a clear error or a transformation, without PyTorch installed."""
 
+# Sees mutants of: reading.
+
 import copy
 
 import hypothesis

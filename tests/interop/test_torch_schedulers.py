@@ -1,5 +1,7 @@
 """PyTorch's schedulers handed over with their optimizer, against PyTorch itself."""
 
+# Sees mutants of: torch_optimizers.
+
 import inspect
 import json
 

@@ -1,5 +1,7 @@
 """``python -m gradtx check``: the names of Optax in a code base that are missing or differ."""
 
+# Sees mutants of: check.
+
 import json
 import os
 import subprocess

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.programs.interpreter import needed, scan_sizes
+from gradtx.programs.interpreter import equations, needed, scan_sizes, uses
 
 
 def test_equations_are_needed_for_what_is_wanted_or_for_their_effects():
@@ -19,8 +19,7 @@ def test_equations_are_needed_for_what_is_wanted_or_for_their_effects():
     (sin,) = (eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "sin")
 
     def names(wanted, given=(), effects=False):
-        found = needed(jaxpr, wanted, given, effects)
-        return [e.primitive.name for e, x in zip(jaxpr.eqns, found, strict=True) if x]
+        return [e.primitive.name for e in needed(jaxpr, wanted, given, effects)]
 
     assert names([exp]) == ["sin", "exp"]
     assert names([cos]) == ["sin", "cos"]
@@ -40,3 +39,33 @@ def test_a_scan_has_constants_and_carries():
     jaxpr = jax.make_jaxpr(run)(jnp.ones(2), (jnp.ones(2), 1.0), xs).jaxpr
     (scan,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
     assert scan_sizes(scan) == (1, 3)
+
+
+def test_where_variables_are_computed_and_read():
+    def run(x, y):
+        a = x * y
+        return a * a, jnp.sin(x)
+
+    jaxpr = jax.make_jaxpr(run)(1.0, 2.0).jaxpr
+    (x, y), (square, sin) = jaxpr.invars, jaxpr.outvars
+    a = jaxpr.eqns[0].outvars[0]
+    computed, read = uses(jaxpr.eqns)
+    assert computed == {a: 0, square: 1, sin: 2}
+    assert read == {x: [(0, 0), (2, 0)], y: [(0, 1)], a: [(1, 0), (1, 1)]}
+
+
+def test_equations_within_programs_and_their_turns():
+    def run(x):
+        x = jax.lax.scan(lambda c, _: (jax.jit(jnp.sin)(c), None), x, None, length=3)[0]
+        return jax.lax.cond(
+            x > 0, jnp.cos, lambda x: jax.lax.while_loop(lambda x: x < 1, jnp.tan, x), x
+        )
+
+    jaxpr = jax.make_jaxpr(run)(1.0).jaxpr
+    turns = {eqn.primitive.name: turns for eqn, turns in equations(jaxpr)}
+    assert [turns[name] for name in ("scan", "sin", "cos", "tan")] == [1, 3, 1, 1]
+    inside = {
+        eqn.primitive.name for eqn, _ in equations(jaxpr, lambda eqn: eqn.primitive.name == "scan")
+    }
+    assert "jit" in " ".join(inside)
+    assert not inside & {"sin", "cos"}

@@ -1,5 +1,7 @@
 """Adam and AdamW against the papers, and the identities between them."""
 
+# Sees mutants of: step.
+
 import jax.numpy as jnp
 import numpy as np
 import pytest

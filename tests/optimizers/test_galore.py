@@ -156,3 +156,24 @@ def test_one_spec_for_all_that_can_be_matrices():
     state = tx.init({"b": jnp.zeros(3), "w": jnp.zeros((4, 2))})
     assert state.projector["b"].shape == (0, 0)
     assert state.projector["w"].shape == (2, 1)
+
+
+def test_leaves_are_matrices_by_their_roles():
+    params = {"embedding": jnp.ones((5, 3)), "kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}
+    state = gradtx.scale_by_galore(2, weight_dimension_numbers=gradtx.ByRole()).init(params)
+    assert jax.tree.map(jnp.shape, state.projector) == {
+        "embedding": (0, 0),
+        "kernel": (3, 2),
+        "bias": (0, 0),
+    }
+
+
+def test_several_matrices_in_one_leaf_are_refused_by_its_path():
+    """A projector is that of one matrix; of several, the first alone would be projected."""
+    for numbers, shape in (
+        (gradtx.MuonDimensionNumbers(0, 1, heads=(1, 2)), (4, 6)),
+        (gradtx.ByRole(stacked=(("kernel", 1),)), (2, 4, 6)),
+    ):
+        tx = gradtx.scale_by_galore(weight_dimension_numbers=numbers)
+        with pytest.raises(ValueError, match=r"at 'kernel', .* as one matrix"):
+            tx.init({"kernel": jnp.ones(shape)})

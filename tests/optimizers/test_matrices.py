@@ -1,5 +1,7 @@
 """Contracts of every optimizer of matrices: within wrappers, and what its steps leave out."""
 
+# Sees mutants of: staggered: bool.
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,7 @@
 """Muon against its authors' iteration and Optax; one batch for equal shapes."""
 
+# Sees mutants of: matrices.
+
 import functools
 import os
 import pathlib

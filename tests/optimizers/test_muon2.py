@@ -1,5 +1,7 @@
 """Muon² and Muon²-F against their paper."""
 
+# Sees mutants of: matrices.
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -58,6 +58,14 @@ def test_sizes_and_directions_are_those_of_each_matrix():
     np.testing.assert_allclose(batch[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_leaf_that_is_no_matrix_is_refused_by_its_path():
+    tx = gradtx.sizes_and_directions(
+        gradtx.sgd(0.1), gradtx.sgd(0.1), weight_dimension_numbers=gradtx.ByRole()
+    )
+    with pytest.raises(ValueError, match="dimension numbers of 'bias' are None"):
+        tx.init({"bias": jnp.ones(3), "kernel": jnp.ones((2, 3))})
+
+
 @pytest.mark.slow
 def test_an_output_without_weights_can_get_some():
     w, g = jnp.zeros((3, 2)), jnp.ones((3, 2))

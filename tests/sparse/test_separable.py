@@ -39,6 +39,16 @@ def damped_by_gradients():
     return gradtx.GradientTransformationExtraArgs(momentum.init, update)
 
 
+def halved_until_small(x):
+    return jax.lax.while_loop(lambda x: jnp.max(abs(x)) > 0.5, lambda x: 0.5 * x, x)
+
+
+def summed_by_a_scan(x, axis):
+    rows = jnp.moveaxis(x, axis, 0)
+    _, sums = jax.lax.scan(lambda now, row: (now + row, now + row), jnp.zeros_like(rows[0]), rows)
+    return jnp.moveaxis(sums, 0, axis)
+
+
 LINKS = {
     "trace": lambda: gradtx.trace(0.9),
     "adam": gradtx.scale_by_adam,
@@ -59,6 +69,16 @@ LINKS = {
     "products of rows": lambda: of_values(lambda x: x @ x.T @ x),
     "by the number of rows": lambda: of_values(lambda x: x * len(x)),
     "within a row": lambda: of_values(lambda x: jnp.cumsum(jnp.sort(x, 1), 1)),
+    "a choice by all rows": lambda: of_values(
+        lambda x: jax.lax.cond(jnp.sum(x**2) > 0.1, lambda x: 2 * x, lambda x: x / 2, x)
+    ),
+    "a choice of what to add": lambda: of_values(
+        lambda x: jax.lax.cond(jnp.sum(x**2) > 0.1, lambda x: x + 1, lambda x: x, x)
+    ),
+    "a loop": lambda: of_values(lambda x: jax.lax.fori_loop(0, 3, lambda i, y: y / 2 + x, x)),
+    "a loop until all rows are small": lambda: of_values(halved_until_small),
+    "a scan over columns": lambda: of_values(lambda x: summed_by_a_scan(x, 1)),
+    "a scan over rows": lambda: of_values(lambda x: summed_by_a_scan(x, 0)),
     "damped by gradients": damped_by_gradients,
 }
 MIXED = (
@@ -67,12 +87,17 @@ MIXED = (
     ("trace", "products of rows"),
     ("without the mean", "trace"),
     ("clip", "damped by gradients"),
+    ("trace", "a choice by all rows"),
+    ("a choice of what to add", "trace"),
+    ("trace", "a loop until all rows are small"),
+    ("a scan over rows", "trace"),
 )
 SEPARATE = (
     ("norm of a column", "trace"),
     ("clip", "decay of large leaves", "trace"),
     ("damped by a column", "adam", "norm of a row"),
     ("trace", "within a row"),
+    ("a choice by all rows", "a loop", "trace", "a scan over columns"),
 )
 
 
@@ -117,6 +142,17 @@ def test_what_mixes_rows_is_refused(names):
     assert not is_separate(names)
 
 
+def test_a_row_of_another_table_is_another_row():
+    def added(updates, params):
+        return {"a": updates["a"] + updates["b"], "b": updates["b"]}
+
+    params = {"a": TABLE, "b": TABLE}
+    tx = gradtx.chain(gradtx.stateless(added), gradtx.trace(0.9), gradtx.scale(-0.1))
+    with pytest.raises(ValueError, match="computed from the updates of all rows"):
+        check_separable(tx, params, tx.init(params), params)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("names", SEPARATE, ids=", ".join)
 def test_what_does_not_is_the_dense_update(names):
     assert is_separate(names)

@@ -1,5 +1,7 @@
 """Codecs alone: the codes of their sources, bounds, rounding at random, what is special."""
 
+# Sees mutants of: dithered, storage.
+
 import functools
 
 import jax

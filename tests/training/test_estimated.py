@@ -1,5 +1,7 @@
 """Gradients without a backward pass: any optimizer, resumed, inside of scans, and bad input."""
 
+# Sees mutants of: estimated_inside.
+
 import json
 import pickle
 import warnings
@@ -11,6 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
+from benchmarks.hlo import in_loops
 
 LAYERS, WIDTH = 3, 4
 ESTIMATORS = {
@@ -66,6 +69,7 @@ def bits(tree):
     return [(str(x.dtype), np.asarray(x).tobytes()) for x in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @one_of_them
 def test_inside_of_the_scan_are_the_bits_of_the_plain_form(name):
@@ -148,6 +152,7 @@ def temporaries(layers, inside, estimator=None):
 LAYER = 2 * 64 * 128 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "estimator",
@@ -177,10 +182,71 @@ def test_the_plain_form_stores_the_gradient():
     assert temporaries(24, None, gradtx.spsa()) > 24 * LAYER
 
 
+def on_codes(layers, width, dtype, leaf):
+    """Factors of LoRA beside a frozen base in int8, whose columns have scales."""
+    of = {"codes": ((width, width), jnp.int8), "scales": ((1, width), dtype)}
+    of |= {"lora_a": ((width, 2), dtype), "lora_b": ((2, width), dtype)}
+    return {name: leaf((layers, *shape), kind) for name, (shape, kind) in of.items()}
+
+
+def decoding(params, x, y):
+    def layer(h, w):
+        base = w["codes"].astype(h.dtype) * w["scales"]
+        return h + jnp.tanh(h @ base + (h @ w["lora_a"]) @ w["lora_b"]), None
+
+    h, _ = jax.lax.scan(layer, x.astype(params["scales"].dtype), params)
+    return jnp.mean((h.astype(jnp.float32) - y) ** 2)
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:make_step. the parameter")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_factors_beside_a_base_in_int8(dtype):
+    """The base is as it was, and the bits are those of the plain form."""
+    rng = np.random.default_rng(0)
+
+    def leaf(shape, kind):
+        is_code = kind == jnp.int8
+        numbers = rng.integers(-127, 128, shape) if is_code else rng.normal(size=shape) / 50
+        return jnp.asarray(numbers, kind)
+
+    before = on_codes(LAYERS, WIDTH, dtype, leaf)
+    options = {"of": decoding, "params": before, "trainable": "lora_*"}
+    spsa, adam = gradtx.spsa(1e-1), gradtx.adam(1e-1)
+    plain, inside = (trained(spsa, adam, inside=i, **options) for i in (None, True))
+    assert bits(inside) == bits(plain)
+    moved = {name for name in before if bits(before[name]) != bits(inside[0][name])}
+    assert moved == {"lora_a", "lora_b"}
+    assert {str(x.dtype) for x in inside[0].values()} == {"int8", str(jnp.dtype(dtype))}
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:make_step. the parameter")
+def test_inside_a_base_in_int8_is_never_decoded_as_a_whole():
+    width, x = 128, jax.ShapeDtypeStruct((4, 128), jnp.float32)
+
+    def temporaries(layers, estimator):
+        p = on_codes(layers, width, jnp.bfloat16, jax.ShapeDtypeStruct)
+        options = {"gradients": estimator, "inside": True, "trainable": "lora_*"}
+        step = gradtx.make_step(decoding, gradtx.adam(1e-3), **options)
+        takes = (p, jax.eval_shape(step.init, p)) if estimator else (p,)
+        lower = step.lower if estimator else jax.jit(decoding).lower
+        return lower(*takes, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    # A CPU computes in float32, and converts stacks in bfloat16 before the loop of the loss, too.
+    more = [temporaries(n, gradtx.spsa()) - temporaries(n, None) for n in (24, 48)]
+    layer = 4 * width * width
+    assert max(more) < layer
+    assert abs(more[0] - more[1]) < layer / 8
+
+
 def moments(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.slow
 @every
 def test_any_optimizer_follows_the_estimate(name):
     """Its steps are those on gradients of compute_gradients with the key of the state."""
@@ -201,6 +267,7 @@ def test_any_optimizer_follows_the_estimate(name):
     assert bits(one) == bits(other)
 
 
+@pytest.mark.slow
 def test_each_step_draws_other_directions_from_a_key_that_moves_on():
     step = gradtx.make_step(loss, gradtx.sgd(1.0), gradients=gradtx.spsa(), donate=False)
     params = parameters()
@@ -215,6 +282,7 @@ def test_each_step_draws_other_directions_from_a_key_that_moves_on():
     assert bits(first.gradient_key) != bits(second.gradient_key)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_saved_and_resumed_takes_the_same_steps(tmp_path):
     tx = gradtx.estimated_gradients(gradtx.adam(1e-2), gradtx.spsa(key=3))
     step = gradtx.make_step(loss, tx, donate=False)
@@ -254,12 +322,46 @@ def test_a_scale_in_a_step_is_replaced_without_compiling_again():
         return jnp.sum(x**4)
 
     step = gradtx.make_step(of, tx, donate=False)
-    x = jnp.float32([1.0, 2.0])
+    x, scale = jnp.float32([1.0, 2.0]), jnp.float32(1.0)
     one = step(x, step.init(x))[0]
     traced = len(calls)
-    other = step.replace(gradients=gradtx.spsa(jnp.float32(1.0)))(x, step.init(x))[0]
-    assert not np.array_equal(one, other)
+    others = [
+        step.replace(gradients=gradtx.spsa(scale)),
+        step.replace(scale=scale),
+        step.replace(**{"gradients.scale": scale}),
+    ]
+    found = [other(x, step.init(x))[0] for other in others]
+    assert not np.array_equal(one, found[0])
+    assert bits(found) == 3 * bits(found[0])
     assert len(calls) == traced
+
+
+def test_scales_are_swept_by_path_in_one_program():
+    tx = gradtx.estimated_gradients(gradtx.sgd(0.1), gradtx.spsa(jnp.float32(0.1)))
+    assert float(gradtx.hyperparams(tx)["gradients.scale"]) == pytest.approx(0.1)
+    of = lambda x: jnp.sum(x**4)  # noqa: E731
+    x, scales = jnp.float32([1.0, 2.0]), np.float32([0.1, 1.0, 2.0])
+    moved = jax.jit(lambda tx: gradtx.minimize(of, tx, x, tx.init(x))[0])
+    swept = jax.jit(jax.vmap(lambda tx: gradtx.minimize(of, tx, x, tx.init(x))[0]))
+    found = swept(gradtx.replace(tx, {"gradients.scale": scales}))
+    each = [moved(gradtx.replace(tx, scale=jnp.float32(scale))) for scale in scales]
+    np.testing.assert_allclose(found, each, rtol=1e-5)
+    assert len({x.tobytes() for x in np.asarray(found)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "words"),
+    [
+        ("gradients.scale", -1.0, ValueError, "spsa.*scale"),
+        ("gradients.scale", lambda count: 0.1, TypeError, "spsa: scale.*TrainStep.replace"),
+        ("gradients.samples", 0, ValueError, "spsa.*samples"),
+        ("gradients.rate", 0.1, ValueError, "gradients.rate.*gradients.scale"),
+    ],
+)
+def test_what_replaces_an_argument_of_an_estimator_is_checked(path, value, kind, words):
+    step = gradtx.make_step(flat, gradtx.sgd(0.1), gradients=gradtx.spsa())
+    with pytest.raises(kind, match=words):
+        step.replace(**{path: value})
 
 
 def accuracy(w, x, y):
@@ -275,6 +377,7 @@ def on_host(w, x, y):
     return jax.pure_callback(count, kind, w, x, y, vmap_method="sequential")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [accuracy, on_host])
 def test_a_loss_without_a_derivative(of):
     rng = np.random.default_rng(0)
@@ -290,6 +393,7 @@ def test_a_loss_without_a_derivative(of):
     assert float(accuracy(w, x, y)) < 0.1
 
 
+@pytest.mark.slow
 def test_the_scale_of_a_loss_divides_out():
     plain = trained(ESTIMATORS["spsa"], gradtx.sgd(0.1))[0]
     scaled = trained(ESTIMATORS["spsa"], gradtx.dynamic_loss_scale(gradtx.sgd(0.1)))
@@ -298,6 +402,7 @@ def test_the_scale_of_a_loss_divides_out():
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_loop_and_rounding_at_random():
     params = parameters(jnp.bfloat16)
     options = {"gradients": gradtx.spsa(1e-1), "rounding_key": 1, "donate": False}
@@ -310,6 +415,7 @@ def test_several_steps_in_one_loop_and_rounding_at_random():
     assert bits(several[:2]) == bits((params, state))
 
 
+@pytest.mark.slow
 def test_leaves_of_size_zero_and_single_numbers_and_complex_ones():
     params = {"none": jnp.zeros((0, 3)), "one": jnp.float32(2.0), "z": jnp.complex64([1 + 2j])}
 
@@ -327,6 +433,7 @@ def test_leaves_of_size_zero_and_single_numbers_and_complex_ones():
     np.testing.assert_allclose(grads["z"], exact["z"], atol=error)
 
 
+@pytest.mark.slow
 def test_integer_leaves_are_refused_by_name_unless_they_are_not_trained():
     params = {"n": jnp.arange(3), "w": jnp.ones(3)}
     of = lambda p: jnp.sum(p["w"] ** 2 * p["n"])  # noqa: E731
@@ -350,6 +457,7 @@ def test_a_loss_that_is_not_a_scalar_is_refused_by_name(grad_loss):
         )
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_gives_gradients_that_are_and_guards_skip_them():
     tx = gradtx.guard(gradtx.sgd(0.1))
     step = gradtx.make_step(
@@ -370,6 +478,7 @@ def scanned(x):
     return jax.lax.scan(lambda h, w: (h + w**2, None), 0.0, x)[0]
 
 
+@pytest.mark.slow
 def test_a_scale_too_small_for_the_type_of_the_loss_is_told_with_one_that_would_do():
     x = jnp.ones(3, jnp.float32)
     words = r"scale=1e-10 may be too small.*scale=5e-03 would do"
@@ -404,6 +513,16 @@ def test_a_direction_along_which_the_loss_is_symmetric_is_not_flat():
     for _ in range(20):
         x, state, _ = step(x, state)
     assert int(state.flat_steps) == 0
+
+
+@pytest.mark.compiled
+def test_the_loss_is_evaluated_for_its_two_values_alone():
+    """A third value is taken where both are equal, in a loop, before which XLA computes nothing."""
+    step = gradtx.make_step(lambda x: jnp.sum(jnp.cos(x)), gradtx.sgd(0.1), gradients=gradtx.spsa())
+    x = jax.ShapeDtypeStruct((8, 1024), jnp.float32)
+    program = step.lower(x, jax.eval_shape(step.init, x)).compile().as_text()
+    cosines = [text.count(" cosine(") for text in (in_loops(program), program)]
+    assert cosines == [2, 2]
 
 
 def test_what_is_no_estimator_or_has_no_key_is_refused_by_name():
@@ -469,6 +588,7 @@ def test_on_a_mesh_are_the_bits_of_one_device(inside):
     assert found[0]["layers"]["a"].sharding == params["layers"]["a"].sharding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spsa", pytest.param("two samples", marks=pytest.mark.slow)])
 def test_devices_with_losses_of_their_own_take_the_step_of_one(name):
     """The same direction on each: the mean of the estimates is that of the mean of the losses."""

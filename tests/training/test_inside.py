@@ -1,5 +1,7 @@
 """The step inside of the backward pass against the ordinary one."""
 
+# Sees mutants of: interpreter.
+
 from typing import NamedTuple
 
 import chex

@@ -1,5 +1,7 @@
 """Hyperparameters in the state."""
 
+# Sees mutants of: scheduled.
+
 import json
 
 import chex

@@ -110,6 +110,21 @@ def test_a_step_compiles_once_for_a_new_and_a_loaded_state(how, tmp_path):
     assert step._compiled._cache_size() == 1
 
 
+@pytest.mark.usefixtures("host_memory")
+def test_a_jit_of_ones_own_is_not_compiled_anew_for_a_loaded_state(tmp_path):
+    """All arrays are bound to the device, as after a step; JAX compiles anew where some are not."""
+    tx = small()
+    step = jax.jit(lambda p, state: gradtx.apply_gradients(tx, P, p, state))
+    p = jax.device_put(jax.tree.map(jnp.copy, P), jax.devices()[0])
+    p, state = step(p, tx.init(p))
+    gradtx.save_checkpoint(tmp_path / "run.npz", p, state, tx)
+    back = gradtx.load_checkpoint(tmp_path / "run.npz", params=p)
+    arrays = jax.tree.map(np.asarray, gradtx.state_dict(state))
+    for loaded in (back.params, back.state), (p, gradtx.load_state_dict(tx, p, arrays)):
+        chex.assert_trees_all_equal(step(*loaded), step(p, state))
+    assert step._cache_size() == 1
+
+
 def test_a_pickled_state_is_loaded_into_the_memory_of_the_host():
     """JAX unpickles arrays onto the device."""
     tx = small()

@@ -1,0 +1,116 @@
+"""What it takes to trace and lower a step of compositions, before XLA compiles anything.
+
+python -m benchmarks.tracing
+
+Each of gradtx beside what does the same in Optax, in turns, in processor time.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import gradtx
+from benchmarks.tables import markdown
+
+LEAVES, SHAPES = 150, (4, 40)
+ROUNDS = 3
+GROUPS = 8
+RATE = 1e-3
+
+
+def matrices(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.shape[0] > 16, tree)
+
+
+def groups(tree: Any) -> Any:
+    return {name: str(int(name) % GROUPS) for name in tree}
+
+
+def adamw(library: ModuleType) -> Any:
+    return library.adamw(RATE)
+
+
+def clipped(library: ModuleType) -> Any:
+    return library.chain(library.clip_by_global_norm(1.0), library.adamw(RATE))
+
+
+def masked(library: ModuleType) -> Any:
+    decay = library.masked(library.add_decayed_weights(1e-2), matrices)
+    return library.chain(library.adam(RATE), decay)
+
+
+def grouped(library: ModuleType) -> Any:
+    return library.partition({str(i): library.adamw(RATE * (i + 1)) for i in range(GROUPS)}, groups)
+
+
+# By name what makes the transformation of gradtx, and that of Optax.
+COMPOSITIONS: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    name: (functools.partial(make, gradtx), functools.partial(make, optax))
+    for name, make in (
+        ("`adamw`", adamw),
+        ("clipping, `adamw`", clipped),
+        ("`adam`, decay under a mask function", masked),
+        ("`partition`, eight groups of `adamw`", grouped),
+        ("`lamb`", lambda library: library.lamb(RATE)),
+        ("`lars`", lambda library: library.lars(RATE)),
+    )
+} | {
+    "`guard` / `apply_if_finite`": (
+        lambda: gradtx.guard(gradtx.adamw(RATE)),
+        lambda: optax.apply_if_finite(optax.adamw(RATE), 5),
+    ),
+    "`accumulate` / `MultiSteps`": (
+        lambda: gradtx.accumulate(gradtx.adamw(RATE), 4),
+        lambda: optax.MultiSteps(optax.adamw(RATE), 4).gradient_transformation(),
+    ),
+    "`store` in int8 / `adamw`": (
+        lambda: gradtx.store(gradtx.adamw(RATE), "int8"),
+        lambda: optax.adamw(RATE),
+    ),
+}
+
+
+def lowered(make: Callable[[], Any], params: Any) -> float:
+    """The seconds to trace and lower a step."""
+    tx = make()
+
+    def step(params: Any, state: Any, gradients: Any) -> Any:
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = jax.eval_shape(tx.init, params)
+    start = time.process_time()
+    jax.jit(step, donate_argnums=(0, 1)).lower(params, state, params)
+    return time.process_time() - start
+
+
+def row(name: str, shapes: int) -> list[object]:
+    kinds = [(8 * (1 + i % 8), 16 * (1 + i // 8)) for i in range(shapes)]
+    params = {str(i): jax.ShapeDtypeStruct(kinds[i % shapes], jnp.float32) for i in range(LEAVES)}
+    makers = COMPOSITIONS[name]
+    seconds = [float("inf"), float("inf")]
+    for make in makers:  # the first trace in a process pays for what jax imports and caches
+        lowered(make, params)
+    for _ in range(ROUNDS):
+        for i, make in enumerate(makers):
+            seconds[i] = min(seconds[i], lowered(make, params))
+    ours, theirs = seconds
+    return [name, shapes, 1e3 * ours, 1e3 * theirs, ours / theirs]
+
+
+def table() -> str:
+    return markdown(
+        f"Tracing and lowering compositions, {LEAVES} leaves",
+        ["", "shapes", "gradtx, ms", "optax, ms", "gradtx / optax"],
+        [row(name, shapes) for name in COMPOSITIONS for shapes in SHAPES],
+    )
+
+
+if __name__ == "__main__":
+    print(table())
