@@ -123,7 +123,7 @@ _INSTEAD = {
     "clipvalue": "chain(clip(...), tx)",
     "global_clipnorm": "chain(clip_by_global_norm(...), tx)",
     "weight_decay": "a tx with weight_decay, such as adamw, or decay_first(tx, decay=...)",
-    "use_ema": "chain(tx, ema_params(0.99, start=1))",
+    "use_ema": "chain(tx, ema_params(0.99, start=1)), and optimizer.assign_eval_params() after fit",
     "ema_momentum": "chain(tx, ema_params(..., start=1))",
     "ema_overwrite_frequency": "chain(tx, ema_params(0.99, start=1, overwrite_every=...))",
     "gradient_accumulation_steps": "accumulate(tx, every=...)",
