@@ -291,8 +291,8 @@ def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
     keyed, treedef = with_paths(tx.init(params))
     new = dict(keyed)
     stay = {path for path in new if path in old and _alike(old[path], new[path])}
-    gone, fresh = ({p: x for p, x in tree.items() if p not in stay} for tree in (old, new))
-    moved = _moved(gone, fresh, {path for path, _ in leaves_with_path(params)[0]})
+    left, fresh = ({p: x for p, x in tree.items() if p not in stay} for tree in (old, new))
+    moved = _moved(left, fresh, {path for path, _ in leaves_with_path(params)[0]})
     if old and new and not stay:
         raise ValueError(f"regroup: no array of the state is at a path of the new one{moved}")
     if moved:
