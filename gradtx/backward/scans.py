@@ -320,15 +320,15 @@ class _Scanned:
         self.stage, self.first = stage, _first(stage)
         self.consts_end = scan_sizes(eqn)[0]
         # By the position among the inputs of the scan:
-        self.own = {self.first + s.at: s for s in stage.stacks}
+        self.stacks = {self.first + s.at: s for s in stage.stacks}
         self.inputs = read(
             env,
             [
-                loops.jaxpr.invars[self.own[at].leaf] if at in self.own else v
+                loops.jaxpr.invars[self.stacks[at].leaf] if at in self.stacks else v
                 for at, v in enumerate(eqn.invars)
             ],
         )
-        self.live = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
+        self.live = [at in self.stacks or is_in(v, active) for at, v in enumerate(eqn.invars)]
         self.live_out = [v in active for v in eqn.outvars]
         # A carry is active at every turn if it is at one.
         carries = slice(self.consts_end, self.first)
@@ -340,7 +340,7 @@ class _Scanned:
         def body(carry: list[Any], of_turn: tuple[Array, list[Any]]) -> Any:
             turn, xs = of_turn
             operands = [
-                self._cast(at, _in_turn(turn, x) if at in self.own else x)
+                self._cast(at, _in_turn(turn, x) if at in self.stacks else x)
                 for at, x in enumerate([*consts, *carry, *xs])
             ]
 
@@ -371,7 +371,7 @@ class _Scanned:
         return list(of_inputs[:a]), list(of_inputs[a:b]), list(of_inputs[b:])
 
     def _cast(self, at: int, x: Any) -> Any:
-        return cast(x, self.own[at].dtype) if at in self.own else x
+        return cast(x, self.stacks[at].dtype) if at in self.stacks else x
 
     def _source(self, x: Any, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
         """The function that reads `x` from a turn's inputs in the derivative; None if `x` is saved.
@@ -396,7 +396,7 @@ class _Scanned:
         of_consts, of_carries, of_xs = (
             [at for at in part if self.live[at]] for part in (consts, carries, xs)
         )
-        others = [at for at in xs if at not in self.own]
+        others = [at for at in xs if at not in self.stacks]
 
         def body(now: Any, x: Any) -> Any:
             on_consts, on_carry, carried = now
@@ -404,7 +404,7 @@ class _Scanned:
             inputs = [*self.inputs[: self.first], *[None] * len(xs)]
             for at, value in zip(others, read, strict=True):
                 inputs[at] = value
-            for at, stack in zip(self.own, carried[0], strict=True):
+            for at, stack in zip(self.stacks, carried[0], strict=True):
                 mine = jax.lax.dynamic_index_in_dim(stack, layer, 0, keepdims=False)
                 inputs[at] = self._cast(at, mine)
             rest = iter(saved)
@@ -415,7 +415,7 @@ class _Scanned:
             on_consts = [a + next(pulled) for a in on_consts]
             on_carry = [next(pulled) for _ in on_carry]
             of_layer = dict(zip(of_xs, pulled, strict=True))
-            grads = [cast(of_layer.pop(at), self.inputs[at].dtype)[None] for at in self.own]
+            grads = [cast(of_layer.pop(at), self.inputs[at].dtype)[None] for at in self.stacks]
             carried = turn(layer, carried, grads)
             return (on_consts, on_carry, carried), list(of_layer.values())
 
@@ -432,7 +432,7 @@ class _Scanned:
         (on_consts, on_carry, carried), on_xs = jax.lax.scan(
             body, first, read, length=self.stage.length, **order
         )
-        places = [*of_consts, *of_carries, *(at for at in of_xs if at not in self.own)]
+        places = [*of_consts, *of_carries, *(at for at in of_xs if at not in self.stacks)]
         for at, x in zip(places, [*on_consts, *on_carry, *on_xs], strict=True):
             if not isinstance(eqn.invars[at], Literal):
                 _add(cotangents, eqn.invars[at], x)

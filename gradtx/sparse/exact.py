@@ -328,7 +328,7 @@ class _SlotsOfRows:
     """
 
     def __init__(self, tx: GradientTransformation, state: State, at: PyTree) -> None:
-        self._tx, self._whole, self._at = tx, state, at
+        self._tx, self._state, self._at = tx, state, at
 
     def _map(self, function: Any, state: State, others: Any = None) -> State:
         return map_params(
@@ -352,7 +352,7 @@ class _SlotsOfRows:
 
     def take(self) -> list[Array]:
         """The slots of the rows."""
-        return self._list(_take, self._whole)
+        return self._list(_take, self._state)
 
     def within(self, state: State) -> list[Array]:
         """The slots of a state made by :meth:`state`."""
@@ -361,7 +361,7 @@ class _SlotsOfRows:
     def put(self, row_slots: list[Array]) -> State:
         """The whole state with other slots for the rows."""
         new = iter(row_slots)
-        return self._map(lambda x, i: x if i is None else _put(x, i, next(new)), self._whole)
+        return self._map(lambda x, i: x if i is None else _put(x, i, next(new)), self._state)
 
     def state(self, row_slots: list[Array], ago: Array) -> State:
         """A state for these rows only, with its counters set back."""
@@ -371,7 +371,7 @@ class _SlotsOfRows:
             is_count = jnp.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.integer)
             return x - ago.astype(x.dtype) if is_count else x
 
-        return self._map(lambda x, i: None if i is None else next(new), self._whole, others=counter)
+        return self._map(lambda x, i: None if i is None else next(new), self._state, others=counter)
 
 
 class _All:
