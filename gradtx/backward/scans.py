@@ -96,7 +96,7 @@ class Loops:
         self.stages = self._find()
 
     def _find(self) -> list[Stage]:
-        found: dict[int, Stage] = {}
+        stages: dict[int, Stage] = {}
         returned = set(variables(self.jaxpr.outvars))
         for leaf, v in enumerate(self.jaxpr.invars):
             names = [v]
@@ -109,10 +109,10 @@ class Loops:
                 continue
             ((index, at),) = users
             eqn = self.jaxpr.eqns[index]
-            stage = found.setdefault(index, Stage(index, eqn, eqn.params["length"], []))
+            stage = stages.setdefault(index, Stage(index, eqn, eqn.params["length"], []))
             dtype = eqn.invars[at].aval.dtype
             stage.stacks.append(ScannedStack(leaf, at - _first(stage), dtype))
-        return [found[index] for index in sorted(found)]
+        return [stages[index] for index in sorted(stages)]
 
     def _readers(self, v: Any, names: list[Any]) -> list[tuple[int, int]]:
         """The equations that read a parameter, as it is or cast, and where among their inputs.
@@ -218,9 +218,9 @@ class Backward:
                 carried.append(part.back(cotangents, *rest.pop()))
             else:
                 part(cotangents)
-        own = {stack.leaf for stage in self.loops.stages for stack in stage.stacks}
+        stacked = {stack.leaf for stage in self.loops.stages for stack in stage.stacks}
         grads = [
-            None if i in own else cotangents.get(v, jnp.zeros_like(leaf))
+            None if i in stacked else cotangents.get(v, jnp.zeros_like(leaf))
             for i, (v, leaf) in enumerate(zip(self.loops.jaxpr.invars, self.leaves, strict=True))
         ]
         return grads, carried[::-1]
@@ -236,27 +236,27 @@ def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     reached = known_of_all(loops.closed, list(map(is_inexact, jaxpr.invars)), Active())
     active = {v for v, yes in reached.items() if yes}
     casts = _own_casts(loops)
-    made = Backward(loops, leaves)
+    backward = Backward(loops, leaves)
     begin = 0
     for stage in loops.stages:
-        made.parts.append(_between(loops, begin, stage.index, casts, env, active))
-        made.parts.append(_Scanned(loops, stage, env, active))
+        backward.parts.append(_between(loops, begin, stage.index, casts, env, active))
+        backward.parts.append(_Scanned(loops, stage, env, active))
         begin = stage.index + 1
-    made.parts.append(_between(loops, begin, len(jaxpr.eqns), casts, env, active))
-    made.results = read(env, jaxpr.outvars)
-    return made
+    backward.parts.append(_between(loops, begin, len(jaxpr.eqns), casts, env, active))
+    backward.results = read(env, jaxpr.outvars)
+    return backward
 
 
 def _own_casts(loops: Loops) -> set[int]:
     """The indices of equations that cast stacked parameters, which a scan casts layer by layer."""
-    found = set()
+    casts = set()
     for stage in loops.stages:
         for stack in stage.stacks:
             v = stage.eqn.invars[_first(stage) + stack.at]
             while v in loops.uses.computed:
-                found.add(loops.uses.computed[v])
+                casts.add(loops.uses.computed[v])
                 v = loops.jaxpr.eqns[loops.uses.computed[v]].invars[0]
-    return found
+    return casts
 
 
 def _first(stage: Stage) -> int:
@@ -289,8 +289,8 @@ def _between(
     run = jaxpr_as_fun(ClosedJaxpr(part, []))
 
     def function(*some: Any) -> tuple[list[Any], list[Any]]:
-        given = env | dict(zip(differentiated, some, strict=True))
-        results = list(run(*(given[v] for v in ins)))
+        values = env | dict(zip(differentiated, some, strict=True))
+        results = list(run(*(values[v] for v in ins)))
         count = len(live) + len(passed)
         return results[:count], results[count:]
 
@@ -320,15 +320,15 @@ class _Scanned:
         self.stage, self.first = stage, _first(stage)
         self.consts_end = scan_sizes(eqn)[0]
         # By the position among the inputs of the scan:
-        self.own = {self.first + s.at: s for s in stage.stacks}
+        self.stacks = {self.first + s.at: s for s in stage.stacks}
         self.inputs = read(
             env,
             [
-                loops.jaxpr.invars[self.own[at].leaf] if at in self.own else v
+                loops.jaxpr.invars[self.stacks[at].leaf] if at in self.stacks else v
                 for at, v in enumerate(eqn.invars)
             ],
         )
-        self.live = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
+        self.live = [at in self.stacks or is_in(v, active) for at, v in enumerate(eqn.invars)]
         self.live_out = [v in active for v in eqn.outvars]
         # A carry is active at every turn if it is at one.
         carries = slice(self.consts_end, self.first)
@@ -339,20 +339,24 @@ class _Scanned:
 
         def body(carry: list[Any], of_turn: tuple[Array, list[Any]]) -> Any:
             turn, xs = of_turn
-            given = [
-                self._cast(at, _in_turn(turn, x) if at in self.own else x)
+            operands = [
+                self._cast(at, _in_turn(turn, x) if at in self.stacks else x)
                 for at, x in enumerate([*consts, *carry, *xs])
             ]
 
             def function(*some: Any) -> tuple[list[Any], list[Any]]:
                 rest = iter(some)
-                every = [next(rest) if yes else x for x, yes in zip(given, self.live, strict=True)]
+                every = [
+                    next(rest) if yes else x for x, yes in zip(operands, self.live, strict=True)
+                ]
                 return _parted(run(*every), self.live_out)
 
-            results, pull, others = jax.vjp(function, *_parted(given, self.live)[0], has_aux=True)
-            kept, self.structure = jax.tree.flatten(pull)
-            self.sources = [self._source(x, given) for x in kept]
-            saved = [x for x, source in zip(kept, self.sources, strict=True) if source is None]
+            results, pull, others = jax.vjp(
+                function, *_parted(operands, self.live)[0], has_aux=True
+            )
+            residuals, self.structure = jax.tree.flatten(pull)
+            self.sources = [self._source(x, operands) for x in residuals]
+            saved = [x for x, source in zip(residuals, self.sources, strict=True) if source is None]
             either = iter(results), iter(others)
             out = [next(either[not yes]) for yes in self.live_out]
             return out[: len(carry)], (out[len(carry) :], saved)
@@ -367,17 +371,17 @@ class _Scanned:
         return list(of_inputs[:a]), list(of_inputs[a:b]), list(of_inputs[b:])
 
     def _cast(self, at: int, x: Any) -> Any:
-        return cast(x, self.own[at].dtype) if at in self.own else x
+        return cast(x, self.stacks[at].dtype) if at in self.stacks else x
 
-    def _source(self, x: Any, given: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
+    def _source(self, x: Any, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
         """The function that reads `x` from a turn's inputs in the derivative; None if `x` is saved.
 
         Saving what every turn can read again would store parameters a second time.
         """
         if not is_tracer(x):
             return lambda inputs: x
-        for at, own in enumerate(given):
-            if x is own and not self.consts_end <= at < self.first:
+        for at, operand in enumerate(operands):
+            if x is operand and not self.consts_end <= at < self.first:
                 return lambda inputs: inputs[at]
         return None
 
@@ -392,7 +396,7 @@ class _Scanned:
         of_consts, of_carries, of_xs = (
             [at for at in part if self.live[at]] for part in (consts, carries, xs)
         )
-        others = [at for at in xs if at not in self.own]
+        others = [at for at in xs if at not in self.stacks]
 
         def body(now: Any, x: Any) -> Any:
             on_consts, on_carry, carried = now
@@ -400,16 +404,18 @@ class _Scanned:
             inputs = [*self.inputs[: self.first], *[None] * len(xs)]
             for at, value in zip(others, read, strict=True):
                 inputs[at] = value
-            for at, stack in zip(self.own, carried[0], strict=True):
+            for at, stack in zip(self.stacks, carried[0], strict=True):
                 mine = jax.lax.dynamic_index_in_dim(stack, layer, 0, keepdims=False)
                 inputs[at] = self._cast(at, mine)
             rest = iter(saved)
-            kept = [next(rest) if source is None else source(inputs) for source in self.sources]
-            pulled = iter(jax.tree.unflatten(self.structure, kept)([*on_carry, *on_ys]))
+            residuals = [
+                next(rest) if source is None else source(inputs) for source in self.sources
+            ]
+            pulled = iter(jax.tree.unflatten(self.structure, residuals)([*on_carry, *on_ys]))
             on_consts = [a + next(pulled) for a in on_consts]
             on_carry = [next(pulled) for _ in on_carry]
             of_layer = dict(zip(of_xs, pulled, strict=True))
-            grads = [cast(of_layer.pop(at), self.inputs[at].dtype)[None] for at in self.own]
+            grads = [cast(of_layer.pop(at), self.inputs[at].dtype)[None] for at in self.stacks]
             carried = turn(layer, carried, grads)
             return (on_consts, on_carry, carried), list(of_layer.values())
 
@@ -426,7 +432,7 @@ class _Scanned:
         (on_consts, on_carry, carried), on_xs = jax.lax.scan(
             body, first, read, length=self.stage.length, **order
         )
-        places = [*of_consts, *of_carries, *(at for at in of_xs if at not in self.own)]
+        places = [*of_consts, *of_carries, *(at for at in of_xs if at not in self.stacks)]
         for at, x in zip(places, [*on_consts, *on_carry, *on_xs], strict=True):
             if not isinstance(eqn.invars[at], Literal):
                 _add(cotangents, eqn.invars[at], x)
