@@ -11,6 +11,7 @@ from gradtx.core.traits import Scope
 from gradtx.leaves.paths import is_leaf, map_present, path_string, with_paths
 from gradtx.leaves.rows import Rows, is_rows
 from gradtx.leaves.whole import whole_leaves
+from gradtx.programs.contexts import for_comparison
 from gradtx.programs.dataflow import Lattice, follow
 from gradtx.programs.interpreter import is_in, uses
 from gradtx.programs.separate import (
@@ -314,7 +315,7 @@ class _StepOfRows:
         """The program of a step on tables of so many rows, and the form of its results."""
 
         def step(grads: Any, state: Any, params: Any) -> Any:
-            with whole_leaves(self.whole):
+            with whole_leaves(self.whole), for_comparison(True):
                 return self.tx.update(grads, state, params)
 
         tables, state = self._tables(rows)
