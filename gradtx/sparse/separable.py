@@ -144,6 +144,11 @@ def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None
         raise ValueError(
             f"exact_rows: a row cannot take the steps that it missed: {problem}; {_ADVICE}"
         ) from problem
+    except TypeError as problem:
+        raise TypeError(
+            f"{problem}. For exact_rows every parameter of two or more dimensions is a table unless "
+            'tables are named, as in exact_rows(tx, "table")'
+        ) from problem
     computed, read = uses(jaxpr.eqns)
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
         name = path_string(path)
