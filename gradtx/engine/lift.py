@@ -15,6 +15,7 @@ each leaf, a rule of the tree a single key).
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -593,10 +594,16 @@ def widened(g: Any) -> Any:
 
 
 def label_of(function: Any) -> str:
-    """The name of a transformation in errors: that of the function that defines its rule."""
+    """The name of a transformation in errors: that of the function that defines its rule.
+
+    That is the decorated function of a module, or else the one around the rule.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     names = getattr(function, "__qualname__", type(function).__name__).split(".<locals>.")
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    if hasattr(getattr(module, names[0], None), "builder"):
+        return str(names[0])
     return str(names[-2:][0].split(".")[-1].lstrip("_"))
 
 

@@ -146,8 +146,8 @@ def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None
         ) from problem
     except TypeError as problem:
         raise TypeError(
-            f"{problem}. For exact_rows every parameter of two or more dimensions is a table unless "
-            'tables are named, as in exact_rows(tx, "table")'
+            f"{problem}. To exact_rows each parameter of two or more dimensions is a table, unless "
+            'they are named: exact_rows(tx, "table")'
         ) from problem
     computed, read = uses(jaxpr.eqns)
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
