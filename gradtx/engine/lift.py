@@ -16,6 +16,7 @@ each leaf, a rule of the tree a single key).
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -538,6 +539,8 @@ def on_rows(
     """The rule on a gradient that is `Rows`, with these rows of the slots or `whole_slots`."""
     g, slots, p, drawn = leaf
     g = g.coalesce()
+    if not whole_slots:
+        warn_of_blocks(leaves.label, slots, path)
     loaded = {n: load(s) if whole_slots else take(s, g.indices) for n, s in slots.items()}
     p = None if p is None else take_rows(p, g.indices)
     direction, new = call(rule, leaves, widen(g.values), loaded, p, path, drawn)
@@ -695,6 +698,19 @@ def other_shape(
         f"{label}: at {path_string(path)!r} a gradient of shape {before} became an update of shape "
         f"{after}; is a hyperparameter or a parameter of another shape?"
     )
+
+
+def warn_of_blocks(label: str, slots: dict[str, Any], path: PathFn) -> None:
+    """Warn of slots in codes of which a few rows cannot be read and written alone."""
+    for name, slot in slots.items():
+        if not getattr(slot, "in_rows", True):
+            warnings.warn(
+                f"{label}: the gradient at {path_string(path())!r} is Rows, and its slot {name} "
+                "is in codes that cannot be read row by row, so that each step reads and writes "
+                'all of it: store it with blocks within rows, as in Codec("int8", axis=-1), or '
+                "leave it out by `exempt`",
+                stacklevel=2,
+            )
 
 
 def needed(label: str, updates: Updates, params: Params | None) -> Params:
