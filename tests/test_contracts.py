@@ -799,6 +799,7 @@ def test_parameters_to_evaluate_are_like_the_parameters(name):
 
 @pytest.mark.quick(1)
 @whole_sample
+@pytest.mark.filterwarnings("ignore:.*cannot be read row by row")
 def test_rows(name):
     """On rows of a table: what the dense rule does to them, the others untouched; or an error.
 

@@ -251,3 +251,20 @@ class TestRefused:
     def test_a_product_with_an_array(self):
         with pytest.raises(ValueError, match=r"by a number, not by shape \(5, 2\)"):
             some([1]) * jnp.ones(TABLE)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars", "stable_adamw", "adamp"])
+def test_whoever_refuses_rows_has_the_name_that_users_know(name):
+    tx, table = getattr(gradtx, name)(0.1, weight_decay=0.1), jnp.ones((4, 2))
+    with pytest.raises(TypeError, match=f"^scale_by_{name} looks at whole leaves"):
+        tx.update(some([1, 2]), tx.init(table), table)
+
+
+def test_another_library_that_takes_rows_apart_is_told_of_dense_rows():
+    optax = pytest.importorskip("optax")
+    tx, rows = gradtx.chain(optax.adam(0.1)), some([1, 2])
+    table = jnp.zeros(rows.shape)
+    with pytest.raises(ValueError, match="another library .* put dense_rows around it"):
+        tx.update(rows, tx.init(table))
+    tx = gradtx.dense_rows(tx)
+    assert tx.update(rows, tx.init(table))[0].shape == rows.shape

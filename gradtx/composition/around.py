@@ -57,6 +57,15 @@ class InnerStep:
         return replace(self, extra_args=elsewhere(self.extra_args))
 
 
+def not_outermost(name: str | None) -> ValueError:
+    """The error about a transformation that runs before gradients, and has another around it."""
+    return ValueError(
+        f"{name or 'what has before_gradients'} must be the outermost transformation, once: what "
+        "is around it would not take part when rows catch up: write "
+        f"{name or 'tx'}(chain(...)), {name or 'tx'}(partition(...)) and so on"
+    )
+
+
 Run: TypeAlias = Callable[[InnerStep, Updates, State, Params | None], tuple[Any, State]]
 
 

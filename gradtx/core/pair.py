@@ -519,7 +519,19 @@ def _adapted(
         if holds_packed(updates):
             return on_leaves(update, updates, state, params, accepted_args)
         if holds_rows(updates):
-            refuse_changed_indices(lambda g: update(g, state, params, **accepted_args)[0], updates)
+            return _on_rows(lambda g: update(g, state, params, **accepted_args), updates)
         return cast(tuple[Updates, State], update(updates, state, params, **accepted_args))
 
     return GradientTransformationExtraArgs(lambda params: init(unpack(params)), update_with)
+
+
+def _on_rows(update: Callable[[Updates], Any], updates: Updates) -> tuple[Updates, State]:
+    """Another library's update of `Rows`, whose leaves it sees; an error that says what to do."""
+    try:
+        refuse_changed_indices(lambda g: update(g)[0], updates)
+        return cast(tuple[Updates, State], update(updates))
+    except ValueError as error:
+        raise ValueError(
+            "a transformation of another library takes the Rows of a table apart: put dense_rows "
+            f"around it, or leave the tables out with masked; it says: {str(error).splitlines()[0]}"
+        ) from error

@@ -105,6 +105,9 @@ class SlotsOfLeaf:
         """The names of the slots."""
         return self._names
 
+    def __getitem__(self, name: Any) -> Any:
+        raise TypeError(f"{self._label}: a slot is an attribute: write s.{name}, not s[{name!r}]")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -15,6 +15,8 @@ each leaf, a rule of the tree a single key).
 
 import functools
 import inspect
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -61,6 +63,7 @@ from gradtx.types import (
 
 SlotsFn = Callable[[Array], dict[str, Any]]
 RuleFn = Callable[..., tuple[Any, dict[str, Any]]]
+PathFn = Callable[[], Any]
 Start = Mapping[str, Any] | Callable[[list[Array]], Mapping[str, Any]]
 AdvanceFn = Callable[[Any, Any], Mapping[str, Any]]
 OfTreeFn = Callable[[list[Any]], dict[str, Any]]
@@ -212,6 +215,10 @@ class Leaves:
         tree = self.treedef.unflatten(range(len(self.gradients)))
         return [path for path, _ in with_paths(tree)[0]]
 
+    def path(self, i: int) -> Any:
+        """The path of a leaf."""
+        return self.paths[i]
+
     def gradient(self, i: int) -> Array:
         """The gradient of a leaf that is not `Rows`, as an array."""
         g = self.gradients[i]
@@ -358,6 +365,8 @@ def lift(
         if not fields:
             return state
         fresh = {n: leaves.treedef.unflatten(new[n]) for n in slotted}
+        for n in scalars:
+            check_scalar(label, n, getattr(state, n), new.get(n, getattr(state, n)))
         fresh |= {
             n: cast(jnp.asarray(new[n]), getattr(state, n).dtype) for n in scalars if n in new
         }
@@ -454,18 +463,22 @@ def _leaf_by_leaf(
     ) -> tuple[Any, list[dict[str, Any]]]:
         g, slots = gradient, []
         u: Any
+
+        def path() -> Any:
+            return first.paths[next(i for i in there if first.gradients[i] is gradient)]
+
         for rule, function, leaves, of_leaf in zip(
             rules, applied, leaves_of_rules, beside, strict=True
         ):
             slots_of_leaf, drawn = of_leaf
             leaf = g, slots_of_leaf, p if leaves.takes_params else None, drawn
             if is_rows(g):
-                u, new = on_rows(function, leaves, leaf, whole_slots=rule.scope is Scope.LEAF)
+                whole_slots = rule.scope is Scope.LEAF
+                u, new = on_rows(function, leaves, leaf, path, whole_slots=whole_slots)
             else:
-                u, new = on_array(function, leaves, leaf, number)
+                u, new = on_array(function, leaves, leaf, path, number)
             if u.shape != g.shape:
-                at = next(i for i in there if first.gradients[i] is gradient)
-                raise other_shape(leaves, at, u.shape)
+                raise other_shape(leaves.label, path(), g.shape, u.shape)
             g = u
             slots.append(new)
         return g if last is None else last.function(p, g), slots
@@ -509,26 +522,28 @@ OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
 
 
 def on_array(
-    rule: RuleFn, leaves: Leaves, leaf: OneLeaf, number: Any = None
+    rule: RuleFn, leaves: Leaves, leaf: OneLeaf, path: PathFn, number: Any = None
 ) -> tuple[Array, dict[str, Any]]:
     """The rule on a leaf whose gradient is an array; an empty leaf stays as it is."""
     g, slots, p, drawn = leaf
     if not g.size:  # its largest entry does not exist, and its mean would be NaN
         return g, slots
     loaded = {n: load(s) for n, s in slots.items()}
-    direction, new = call(rule, leaves, widen(g), loaded, p, drawn, number)
+    direction, new = call(rule, leaves, widen(g), loaded, p, path, drawn, number)
     return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in slots.items()}
 
 
 def on_rows(
-    rule: RuleFn, leaves: Leaves, leaf: OneLeaf, *, whole_slots: bool
+    rule: RuleFn, leaves: Leaves, leaf: OneLeaf, path: PathFn, *, whole_slots: bool
 ) -> tuple[Rows, dict[str, Any]]:
     """The rule on a gradient that is `Rows`, with these rows of the slots or `whole_slots`."""
     g, slots, p, drawn = leaf
     g = g.coalesce()
+    if not whole_slots:
+        warn_of_blocks(leaves.label, slots, path)
     loaded = {n: load(s) if whole_slots else take(s, g.indices) for n, s in slots.items()}
     p = None if p is None else take_rows(p, g.indices)
-    direction, new = call(rule, leaves, widen(g.values), loaded, p, drawn)
+    direction, new = call(rule, leaves, widen(g.values), loaded, p, path, drawn)
     new_slots = {
         n: store(s, new[n]) if whole_slots else put(s, g.indices, new[n]) for n, s in slots.items()
     }
@@ -541,6 +556,7 @@ def call(
     g: Array,
     loaded: dict[str, Any],
     p: Any,
+    path: PathFn,
     drawn: Mapping[str, Any] = MappingProxyType({}),
     number: Any = None,
 ) -> tuple[Array, dict[str, Any]]:
@@ -552,13 +568,17 @@ def call(
         g: the gradient, in the type in which the rule computes.
         loaded: the slots.
         p: the parameter; None for a rule that takes none.
+        path: that of the leaf, for errors.
         drawn: the random keys.
         number: that of the leaf, see :meth:`Step.of_leaf`.
     """
     arguments = [g, leaves.view(loaded, drawn), leaves.steps.of(g.dtype, number)]
     if p is not None:
         arguments.append(widen(jnp.asarray(p)))
-    return checked_result(leaves.label, rule(*arguments), loaded)
+    direction, new = checked_result(leaves.label, rule(*arguments), loaded)
+    for name, slot in loaded.items():
+        check_slot(leaves.label, name, slot, new[name], path)
+    return direction, new
 
 
 def checked_result(label: str, result: Any, names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
@@ -577,10 +597,16 @@ def widened(g: Any) -> Any:
 
 
 def label_of(function: Any) -> str:
-    """The name of a transformation in errors: that of the function that defines its rule."""
+    """The name of a transformation in errors: that of the function that defines its rule.
+
+    That is the decorated function of a module, or else the one around the rule.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     names = getattr(function, "__qualname__", type(function).__name__).split(".<locals>.")
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    if hasattr(getattr(module, names[0], None), "builder"):
+        return str(names[0])
     return str(names[-2:][0].split(".")[-1].lstrip("_"))
 
 
@@ -641,13 +667,50 @@ def check_shapes(
             )
 
 
-def other_shape(leaves: Leaves, i: int, shape: tuple[int, ...]) -> ValueError:
+def check_scalar(label: str, name: str, before: Any, new: Any) -> None:
+    """Raise ValueError unless a new number of the whole tree has the shape of the one before."""
+    if np.shape(new) != np.shape(before):
+        raise ValueError(
+            f"{label}: the rule returned {name} in the shape {np.shape(new)}, and it is kept in "
+            f"the shape {np.shape(before)}"
+        )
+
+
+def check_slot(label: str, name: str, slot: Any, new: Any, path: PathFn) -> None:
+    """Raise ValueError unless the arrays of a new slot have the shapes of those before."""
+    pairs = [(slot, new)]
+    if not isinstance(slot, jax.Array):
+        pairs = list(zip(jax.tree.leaves(slot), jax.tree.leaves(new), strict=False))
+    for old, after in pairs:
+        before, shape = np.shape(old), np.shape(after)
+        if shape != before:
+            raise ValueError(
+                f"{label}: at {path_string(path())!r} the rule returned the slot {name} in the "
+                f"shape {shape}, and it is kept in the shape {before}"
+            )
+
+
+def other_shape(
+    label: str, path: Any, before: tuple[int, ...], after: tuple[int, ...]
+) -> ValueError:
     """The error about a rule whose update of a leaf does not have the gradient's shape."""
     return ValueError(
-        f"{leaves.label}: at {path_string(leaves.paths[i])!r} a gradient of shape "
-        f"{jnp.shape(leaves.gradients[i])} became an update of shape {shape}; is a hyperparameter "
-        "or a parameter of another shape?"
+        f"{label}: at {path_string(path)!r} a gradient of shape {before} became an update of shape "
+        f"{after}; is a hyperparameter or a parameter of another shape?"
     )
+
+
+def warn_of_blocks(label: str, slots: dict[str, Any], path: PathFn) -> None:
+    """Warn of slots in codes of which a few rows cannot be read and written alone."""
+    for name, slot in slots.items():
+        if not getattr(slot, "in_rows", True):
+            warnings.warn(
+                f"{label}: the gradient at {path_string(path())!r} is Rows, and its slot {name} "
+                "is in codes that cannot be read row by row, so that each step reads and writes "
+                'all of it: store it with blocks within rows, as in Codec("int8", axis=-1), or '
+                "leave it out by `exempt`",
+                stacklevel=2,
+            )
 
 
 def needed(label: str, updates: Updates, params: Params | None) -> Params:

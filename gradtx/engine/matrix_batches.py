@@ -21,6 +21,7 @@ from gradtx.engine.lift import (
     Transform,
     call,
     check_shapes,
+    check_slot,
     checked_result,
     refused_rows,
 )
@@ -133,7 +134,15 @@ def in_batches(
                 continue
             if alone is not None and (every or numbers[i] is None):
                 loaded = {n: load(s) for n, s in slots_of_leaf.items()}
-                out[i], new = call(alone, leaves, out[i], loaded, leaves.params[i], leaves.drawn[i])
+                out[i], new = call(
+                    alone,
+                    leaves,
+                    out[i],
+                    loaded,
+                    leaves.params[i],
+                    functools.partial(leaves.path, i),
+                    leaves.drawn[i],
+                )
                 for n, s in slots_of_leaf.items():
                     slots[n][i] = store(s, new[n])
             if numbers[i] is not None:
@@ -271,7 +280,11 @@ class MatrixBatch:
         leaves = self.leaves
         step = leaves.steps.of if self.sharding is None else leaves.steps.anew
         arguments = batch, leaves.view(slots, self.drawn), step(batch.dtype)
-        return checked_result(leaves.label, self.batched.rule(*arguments), slots)
+        path = functools.partial(leaves.path, self.groups[0][2][0])
+        direction, new = checked_result(leaves.label, self.batched.rule(*arguments), slots)
+        for name, slot in slots.items():
+            check_slot(leaves.label, name, slot, new[name], path)
+        return direction, new
 
     def here(self) -> tuple[Array, dict[str, Array]]:
         """The direction and the new slots, computed without moving matrices to owners."""

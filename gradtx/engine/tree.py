@@ -1,5 +1,6 @@
 """Rules that look at all leaves together, and keep scalars of the whole tree beside the slots."""
 
+import functools
 import inspect
 import itertools
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from gradtx.engine.lift import (
     Start,
     Transform,
     check_names,
+    check_slot,
     each_slots,
     lift,
     refused_rows,
@@ -131,7 +133,8 @@ def _all_leaves(
         slots = {n: list(column) for n, column in leaves.slots.items()}
         for n in new:
             if n in slots:
-                for i, slot in zip(there, new[n], strict=True):
+                for i, old, slot in zip(there, columns[n], new[n], strict=True):
+                    check_slot(leaves.label, n, old, slot, functools.partial(leaves.path, i))
                     slots[n][i] = store(slots[n][i], slot)
         return directions, {**slots, **{n: v for n, v in new.items() if n not in slots}}
 

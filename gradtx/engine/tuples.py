@@ -1,6 +1,7 @@
 """Rules that look at several leaves that belong together, such as the two factors of a product."""
 
 import collections
+import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from gradtx.engine.lift import (
     Start,
     Transform,
     check_shapes,
+    check_slot,
     checked_result,
     label_of,
     lift,
@@ -311,9 +313,10 @@ def _kind(
 def _alone(leaves: Leaves, i: int, rule: RuleFn) -> Any:
     """The direction of a leaf that belongs to no tuple."""
     g, p = leaves.gradients[i], leaves.params[i] if reads_params(rule) else None
+    path = functools.partial(leaves.path, i)
     if is_rows(g):
-        return on_rows(rule, leaves, (g, {}, p, {}), whole_slots=False)[0]
-    return on_array(rule, leaves, (leaves.gradient(i), {}, p, {}))[0]
+        return on_rows(rule, leaves, (g, {}, p, {}), path, whole_slots=False)[0]
+    return on_array(rule, leaves, (leaves.gradient(i), {}, p, {}), path)[0]
 
 
 class _Batch:
@@ -382,6 +385,8 @@ class _Batch:
             for i, each in zip(members, self.apart(place, u), strict=True):
                 out[i] = cast(each, leaves.gradients[i].dtype)
             for n, of_slot in new.items():
-                if batched_slots[n][place] is not None:
+                if (slot := batched_slots[n][place]) is not None:
+                    path = functools.partial(leaves.path, members[0])
+                    check_slot(leaves.label, n, slot, of_slot[place], path)
                     for i, each in zip(members, self.apart(place, of_slot[place]), strict=True):
                         slots[n][i] = store(slots[n][i], each)

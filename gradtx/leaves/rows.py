@@ -260,7 +260,8 @@ def refuse_changed_indices(function: Callable[[PyTree], PyTree], tree: PyTree) -
             raise TypeError(
                 f"Rows: at {at!r} there are new indices, computed from those of the gradient: a "
                 "tree.map over gradients multiplies the indices too; use gradtx's transformation "
-                "of the same name, or gradtx.tree, which takes Rows as one leaf"
+                "of the same name, gradtx.tree, which takes Rows as one leaf, or put dense_rows "
+                "around it"
             )
 
 

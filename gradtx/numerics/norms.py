@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from gradtx.numerics.control import inside
 from gradtx.numerics.mathematics import abs_sq, divide
 from gradtx.numerics.precision import widen
+from gradtx.programs.contexts import for_comparison
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, DType, PyTree
 
@@ -154,7 +155,8 @@ def sums_of_squares(
     """
     x, over, keep = widen(x), range(x.ndim) if axes is None else axes, axes is not None
     over = (over,) if isinstance(over, int) else tuple(over)
-    if x.size == 1:  # XLA would square the scale of a single entry by itself, which overflows
+    # XLA would square the scale of a single entry by itself, which overflows.
+    if x.size == 1 and not for_comparison.value:
         scales = jax.lax.optimization_barrier(list(scales))
     terms = [abs_sq(x if scale is None else x * scale) for scale in scales]
 

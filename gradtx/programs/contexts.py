@@ -11,5 +11,9 @@ check_indices = jax.make_user_context(False)
 error. It is for debugging: what is compiled in it looks at every index, and reports to the
 host. Outside it such an index names no row."""
 
+for_comparison = jax.make_user_context(False)
+"""Whether a program is not run but compared with that for other shapes, on which it must not
+depend: leaves of one shape are not computed together, and a single entry is not special."""
+
 differentiating = jax.make_user_context(False)
 """Whether a loss is traced for its derivative: no function that looks up is cached under it."""

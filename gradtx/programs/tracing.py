@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
+from gradtx.programs.contexts import for_comparison
+
 FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
 
@@ -87,7 +89,8 @@ def traced_once(
     >>> [str(e.primitive) for e in program([jnp.ones(2)] * 10).eqns[-3:]]
     ['jit', 'jit', 'jit']
     """
-    if len(calls) < FEW_LEAVES or not any(map(is_tracer, jax.tree.leaves(calls[0]))):
+    few = len(calls) < FEW_LEAVES or for_comparison.value
+    if few or not any(map(is_tracer, jax.tree.leaves(calls[0]))):
         return [function(*arguments) for arguments in calls]
     flat = [jax.tree.flatten(arguments) for arguments in calls]
     members: dict[Hashable, list[int]] = {}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.composition.apply import apply_updates
-from gradtx.composition.around import InnerStep, around
+from gradtx.composition.around import InnerStep, around, not_outermost
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.declarations.declared_schedule import reads_host
 from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
@@ -103,7 +103,9 @@ def exact_rows(
     :func:`minimize` and :func:`make_step` let rows catch up before the loss looks them up, and
     :func:`apply_gradients` before it applies the update. If you call ``update`` yourself, call
     :func:`catch_up` before the gradient is taken. Call it without rows before the parameters are
-    used as a whole: evaluated, saved, averaged. This wrapper must be the outermost.
+    used as a whole: evaluated, saved, averaged. This wrapper must be the outermost:
+    ``exact_rows(chain(clip_by_global_norm(1.0), adam(1e-2)))``, and ``exact_rows(partition(...),
+    "table")`` where the tables have an optimizer of their own.
 
     State: `ExactRowsState`.
 
@@ -180,12 +182,6 @@ def exact_rows(
     return around(tx, init, run, before_gradients=before_gradients)
 
 
-_NOT_OUTERMOST = (
-    "exact_rows must be the outermost transformation, once: what is around it would not take part "
-    "when rows catch up"
-)
-
-
 def catch_up(
     tx: GradientTransformation, params: Params, state: State, rows: PyTree | None = None
 ) -> tuple[Params, State]:
@@ -233,7 +229,7 @@ def _caught_up(
     if not jax.tree.leaves(at, is_leaf=_is_all):
         return params, state
     if inner.before_gradients is not None:
-        raise ValueError(_NOT_OUTERMOST)
+        raise not_outermost("exact_rows")
     check_separable(inner, params, state.inner_state, last)
     state = state._replace(last=last)
     treedef: Any

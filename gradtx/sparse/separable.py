@@ -11,6 +11,7 @@ from gradtx.core.traits import Scope
 from gradtx.leaves.paths import is_leaf, map_present, path_string, with_paths
 from gradtx.leaves.rows import Rows, is_rows
 from gradtx.leaves.whole import whole_leaves
+from gradtx.programs.contexts import for_comparison
 from gradtx.programs.dataflow import Lattice, follow
 from gradtx.programs.interpreter import is_in, uses
 from gradtx.programs.separate import (
@@ -142,6 +143,11 @@ def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None
     except ValueError as problem:
         raise ValueError(
             f"exact_rows: a row cannot take the steps that it missed: {problem}; {_ADVICE}"
+        ) from problem
+    except TypeError as problem:
+        raise TypeError(
+            f"{problem}. To exact_rows each parameter of two or more dimensions is a table, unless "
+            'they are named: exact_rows(tx, "table")'
         ) from problem
     computed, read = uses(jaxpr.eqns)
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
@@ -314,7 +320,7 @@ class _StepOfRows:
         """The program of a step on tables of so many rows, and the form of its results."""
 
         def step(grads: Any, state: Any, params: Any) -> Any:
-            with whole_leaves(self.whole):
+            with whole_leaves(self.whole), for_comparison(True):
                 return self.tx.update(grads, state, params)
 
         tables, state = self._tables(rows)

@@ -336,14 +336,14 @@ class Encoded:
 
     def take(self, indices: Array) -> Array:
         """Some rows, decoded alone if no block has entries of several rows."""
-        if not self._in_rows:
+        if not self.in_rows:
             return take_rows(self.load(), indices)
         rows = {n: take_rows(x, indices) for n, x in self.parts.items()}
         return self._decoded(rows, (*indices.shape, *self.shape[1:]))
 
     def put(self, indices: Array, values: Array) -> "Encoded":
         """Other values for some rows."""
-        if not self._in_rows:
+        if not self.in_rows:
             return self.store(put_rows(self.load(), indices, values))
         key = self.next_key()
         rows = encoded(self.codec, values, numbers_of(key))
@@ -351,7 +351,7 @@ class Encoded:
         return self._with(parts, key)
 
     @property
-    def _in_rows(self) -> bool:
+    def in_rows(self) -> bool:
         """Whether rows can be decoded and encoded without the other rows."""
         blocks = self.blocks
         return not self.is_read_by_key and (blocks is None or blocks.axis > 0)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.backward.inside import Inside
 from gradtx.backward.lookup import looked_up, vjp
 from gradtx.composition.apply import take_step
+from gradtx.composition.around import not_outermost
 from gradtx.core.loss_functions import of_all_leaves
 from gradtx.core.pair import GradientTransformation, reduced_axes, with_extra_args_support
 from gradtx.core.traits import BeforeFn
@@ -354,19 +355,12 @@ def before_gradients(tx: GradientTransformation, state: State = None) -> BeforeF
     if before is None:
         for x in jax.tree.leaves(state, is_leaf=lambda x: hasattr(type(x), "outermost")):
             if hasattr(type(x), "outermost"):
-                raise _not_outermost(x.outermost)
+                raise not_outermost(x.outermost)
         for inner in tx.within:
             if inner.traits.before_gradients is not None:
                 named = inner.declaration
-                raise _not_outermost("what has before_gradients" if named is None else named.name)
+                raise not_outermost(None if named is None else named.name)
     return before
-
-
-def _not_outermost(name: str) -> ValueError:
-    return ValueError(
-        f"{name} must be the outermost transformation, once: what is around it would not take part "
-        "when rows catch up"
-    )
 
 
 def apply_gradients(

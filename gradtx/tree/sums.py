@@ -21,6 +21,7 @@ from gradtx.numerics.norms import (
     sums_of_squares,
     with_derivative,
 )
+from gradtx.programs.contexts import for_comparison
 from gradtx.programs.tracing import is_tracer, traced_once
 from gradtx.tree.leaves import dense, present, together
 from gradtx.types import Array, PyTree
@@ -51,7 +52,8 @@ def _sums(scales: Scales, *xs: Array, on: Chip | None = None) -> list[Array]:
     """The sum of the squares of all entries times each scale."""
     groups: dict[Any, list[Array]] = {}
     for i, x in enumerate(xs):
-        groups.setdefault(jax.typeof(x) if x.size <= _SMALL else i, []).append(x)
+        small = x.size <= _SMALL and not for_comparison.value
+        groups.setdefault(jax.typeof(x) if small else i, []).append(x)
     totals = [jnp.zeros([], jnp.float32)] * len(scales)
     for group in groups.values():
         # Sums that share a scale would have it stored at the size of a leaf.

@@ -73,6 +73,9 @@ def store(
         kernel: whether a compiled step is one kernel for each leaf, from codes to codes, where
             possible; see docs/storage_measured.md. The codes are the same.
 
+    For tables whose gradients are `Rows` pass ``Codec("int8", axis=-1)``: where a block has entries
+    of several rows, each step reads and writes the whole slot, and a warning names it.
+
     Counters, random keys, numbers of the whole tree, integers and complex leaves are kept as they
     are. Second moments, whose fields are annotated `NonNegativeSlots`, get unsigned codes, and are
     rounded at random where they would not fall as they should: see `Codec`.

@@ -323,6 +323,7 @@ def test_a_jax_without_triton_has_no_kernel_and_says_so(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*cannot be read row by row")
 def test_rows_are_left_to_xla(monkeypatch):
     made = on(stored_step.TPU, monkeypatch)
     tx, table = gradtx.store(gradtx.adam(1e-2), min_size=1), jnp.zeros((256, 16))

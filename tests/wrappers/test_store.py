@@ -528,6 +528,15 @@ def test_rows_of_a_table_with_blocks_in_rows():
     assert float(gradtx.get_slot(second, "mu")[7, 0]) == pytest.approx(0.1)
 
 
+def test_codes_that_cannot_be_read_row_by_row_are_warned_of():
+    table = jnp.zeros((64, 16))
+    rows = gradtx.Rows(jnp.array([3, 5]), jnp.ones((2, 16)), table.shape)
+    for codec in ("int8", "int4_dithered"):
+        tx = gradtx.store(gradtx.sgd(0.1, momentum=0.9), {"trace": codec}, min_size=1)
+        with pytest.warns(UserWarning, match=r"trace: .*'' is Rows, .* slot trace .*axis=-1"):
+            jax.eval_shape(tx.update, rows, tx.init(table), table)
+
+
 def test_codes_of_many_leaves_are_made_by_one_program_for_each_shape():
     def count(leaves):
         params = {str(i): jnp.ones((8, 8)) for i in range(leaves)}
