@@ -279,7 +279,10 @@ def test_each_step_draws_other_directions_from_a_key_that_moves_on():
     assert not np.array_equal(signs[0], signs[1])
     assert not np.array_equal(signs[0], -signs[1])
     np.testing.assert_array_equal(signs[0], signs[2])
-    assert bits(first.gradient_key) != bits(second.gradient_key)
+    # The next key is neither the last one nor that of the directions, which was used.
+    following, used = jax.random.split(first.gradient_key)
+    assert bits(second.gradient_key) == bits(following)
+    assert bits(first.gradient_key) != bits(following) != bits(used)
 
 
 @pytest.mark.slow
