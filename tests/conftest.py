@@ -70,9 +70,14 @@ def pytest_collection_modifyitems(config, items):
         for i, item in enumerate(found):
             if i not in chosen:
                 item.add_marker(pytest.mark.slow)
-    if config.getoption("slow") != "all":
-        from tests.selection import left_out, since_last_whole_run
+    from tests.selection import FIXED, left_out, names_of_sweeps, since_last_whole_run
 
+    # Of a sweep over the catalogue a newcomer's suite has those that cover the others.
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    for item, name in names_of_sweeps(quick).items():
+        if name not in FIXED:
+            item.add_marker(pytest.mark.slow)
+    if config.getoption("slow") != "all":
         out = left_out(items, since_last_whole_run(config.getoption("slow") == "changed"))
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
@@ -96,8 +101,18 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.line(f"{sum(seconds.values()):7.1f} s in all")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is collected and imported stays: the garbage collector need not look at it meanwhile."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish():
-    """What was collected and imported stays: the garbage collector need not look at it again."""
+    """Nor after it: what is there now stays to the end."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)

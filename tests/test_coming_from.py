@@ -700,7 +700,9 @@ CHECKS = {
     "diffGrad": steps_like(lambda p, g: p - 1e-3 * np.sign(g) / (1 + np.exp(-abs(g)))),
     "`IndexedSlices`": rows_of_a_table,
     # Keras 3
-    "`use_ema`, `ema_momentum`": averaged,
+    "`use_ema`, `ema_momentum`; Keras's `fit` ends with the average as weights, here you take it": (
+        averaged
+    ),
     "`ema_overwrite_frequency`": overwritten,
     "`loss_scale_factor`": lambda r, n: same(
         r[-1][0], moves(gradtx.adam(0.1), grads=gradtx.tree.scale(2.0, PARAMS))
@@ -709,7 +711,8 @@ CHECKS = {
     "`gradient_accumulation_steps` (schedules count windows here, micro-batches there)": (
         counts_micro_batches
     ),
-    "`exclude_from_weight_decay(var_names)`": no_decay_of_bias,
+    "`exclude_from_weight_decay(var_names)`: say which decay, by pattern, or by a function with a "
+    "name": no_decay_of_bias,
     "`MultiOptimizer`": grouped(gradtx.adam(0.1), gradtx.sgd(0.1), "kernel"),
     "`CosineDecayRestarts`": scheduled(restarts(0.1, 100, 2.0, 0.9, 0.0), 350),
     "`InverseTimeDecay`": scheduled(lambda t: 0.1 / (1 + 0.5 * t / 100)),
@@ -720,15 +723,18 @@ CHECKS = {
     # torch.optim
     "parameter groups": grouped(gradtx.adam(0.1), gradtx.adam(0.01), "kernel"),
     "`add_param_group`": group_added,
-    '`param_groups[0]["lr"] = 0.01`': rate_set(0.01),
+    '`param_groups[0]["lr"] = 0.01`; save `step.tx`, which has the new rate': rate_set(0.01),
     '`param_groups[1]["lr"] = 0.01`, one group of several': rate_set(0.1, 0.01),
+    "`lr` of all groups": rate_set(0.01, 0.01),
     "`requires_grad_(False)` for the kernel, in the middle of a run": frozen("kernel"),
     "`requires_grad_(True)` again": frozen(),
     "`state_dict()`": lambda r, n: same(n["saved"]["0/mu/kernel"], jnp.zeros((3, 2))),
     "`load_state_dict(saved)`": restored,
     "`maximize=True`": ascends,
     "`weight_decay` of SGD, Adam (L2)": steps_like(lambda p, g: p - 0.1 * (g + 0.01 * p)),
-    "`weight_decay` of AdamW": steps_like(lambda p, g: p - 0.1 * (np.sign(g) + 0.01 * p)),
+    "`weight_decay` of AdamW, by default 0.01 (here 1e-4)": steps_like(
+        lambda p, g: p - 0.1 * (np.sign(g) + 0.01 * p)
+    ),
     "`register_step_pre_hook`": first_is_doubled,
     "`register_step_post_hook`": step_is_doubled,
     "`differentiable=True` (meta-gradients)": meta_gradient,
@@ -739,8 +745,8 @@ CHECKS = {
         [gradtx.global_norm(tx.update(GRADS, tx.init(PARAMS))[0]) for tx in r],
         [1.0, math.sqrt(0.25 + 1 + 6)],
     ),
-    "`GradScaler`": skips_infinite,
-    "`AveragedModel`, SWA": averaged,
+    "`GradScaler`, which starts at 2**16 (here 2**15)": skips_infinite,
+    "`AveragedModel`, SWA, of steps 110, 120, ...": averaged,
     "PEFT's `create_loraplus_optimizer`": factors_step((-1e-4, -16e-4)),
     "PEFT's `create_lorafa_optimizer`": factors_step((0.0, -1e-4)),
     "PEFT's `create_riemannian_optimizer`": factors_step(
@@ -759,6 +765,9 @@ CHECKS = {
     "`CosineAnnealingWarmRestarts`": scheduled(lambda t: restarts(0.1, 10, 2, 1.0, 0.1)(t), 80),
     "`CyclicLR`": scheduled(cyclic, 70),
     "`OneCycleLR`": scheduled(one_cycle, 100),
+    "`OneCycleLR` with AdamW or Adam, whose `b1` it cycles too unless `cycle_momentum=False`": (
+        trains
+    ),
     "`SequentialLR`": scheduled(lambda t: 0.01 + 0.018 * t if t < 5 else 0.1 * 0.9 ** (t - 5)),
     "`ChainedScheduler`": scheduled(lambda t: 0.1 * (1 / 3 + (1 - 1 / 3) * min(t, 5) / 5) * 0.9**t),
     "`ReduceLROnPlateau(patience=10)`, stepped once an epoch of 500 steps": plateaus,
@@ -812,6 +821,24 @@ def test_schedulers_beside_pytorch(name):
     ((schedule,), _) = run(dict(ROWS)[f"`{name}`"])
     got = [float(schedule(t)) for t in range(60)]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_one_cycle_of_adamw_beside_pytorch():
+    torch = pytest.importorskip("torch")
+    p = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = torch.optim.AdamW([p], 0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 100)
+    (row,) = (code for left, code in ROWS if left.startswith("`OneCycleLR` with AdamW"))
+    ((tx,), _) = run(row)
+    params = jnp.array([1.0, -2.0])
+    state, step = tx.init(params), jax.jit(functools.partial(gradtx.apply_gradients, tx))
+    for grads in np.random.default_rng(0).normal(size=(99, 2)).astype(np.float32):
+        p.grad = torch.tensor(grads)
+        optimizer.step()
+        scheduler.step()
+        params, state = step(jnp.asarray(grads), params, state)
+    np.testing.assert_allclose(params, p.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -899,7 +926,9 @@ OPTIMIZERS = {
     "`weight_decay` of SGD, Adam (L2)": (
         lambda o, t: o.SGD(t, 0.1, momentum=0.9, weight_decay=0.01)
     ),
-    "`weight_decay` of AdamW": lambda o, t: o.AdamW(t, 0.1, weight_decay=0.01),
+    "`weight_decay` of AdamW, by default 0.01 (here 1e-4)": lambda o, t: o.AdamW(
+        t, 0.1, weight_decay=0.01
+    ),
     "`register_step_pre_hook`": lambda o, t: hooked(o.Adam(t, 0.1)),
 }
 

@@ -48,7 +48,7 @@ def codes(prefix):
     return sorted({code for cell in cells for code in re.findall(rf"`({prefix}\.[^`]+)`", cell)})
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("code", codes("gradtx"))
 def test_what_to_write_runs(code):
     value = eval(code, {"gradtx": gradtx})

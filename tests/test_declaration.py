@@ -1,5 +1,7 @@
 """Transformations as data: lawful pytrees, which compare and hash, also within other libraries."""
 
+# Sees mutants of: static.
+
 import copy
 import functools
 import inspect
@@ -171,7 +173,7 @@ def adam_and_its_like():
     }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", adam_and_its_like())
 def test_a_static_attribute_of_flax_nnx(name):
     nnx = pytest.importorskip("flax.nnx")

@@ -31,7 +31,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TRANSFORMATIONS, key=lambda n: (n != "soap", n)))
 def test_three_steps(name):
     """With respect to the size of the gradients and that of the parameters."""
@@ -56,6 +56,7 @@ def test_three_steps(name):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["clip_by_global_norm", "clip_by_norm", "clip_by_block_rms"])
 def test_a_clip_of_zeros(name):
     """It is the identity there; with respect to the limit nothing changes."""
@@ -203,6 +204,7 @@ def updates_of(name, unravel):
     return run
 
 
+@pytest.mark.slow
 @some(
     "adafactor", "adopt", "clip_by_global_norm", "dadapt_adamw", "lamb", "masked", "scale_by_adam"
 )

@@ -143,6 +143,7 @@ def test_sides_of_one_shape_in_one_loop_are_those_by_themselves(sweeps):
     assert taken[1] < 1.2 * taken[0]
 
 
+@pytest.mark.slow
 def test_as_many_sweeps_as_steps_since_the_last_basis():
     x, start = jnp.float32(made(4, np.linspace(1, 0.1, 4))), jnp.eye(4)
     for every, sweeps in ((1, 1), (4, 4), (10, 4), (jnp.int32(1), 1), (jnp.int32(10), 4)):

@@ -141,6 +141,7 @@ def test_what_comes_before_gradients(name):
         assert "exact_rows must be the outermost" in str(refusal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(AROUND, "with_extra_args"))
 def test_rows_are_exact_under_what_does_not_refuse(name):
     tx, dense = (
@@ -246,6 +247,7 @@ def test_roles(name):
     assert set(roles) >= set(roles_in(inner, PARAMS)) > set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(AROUND, "guard-inner", "chain-1"))
 def test_a_whole_step_of_one_that_is_several(name):
     tx = around(name, gradtx.sophia(0.1, update_interval=2))
@@ -268,6 +270,7 @@ def quadratic(params):
     return sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(AROUND, "accumulate-inner", "rounding_key", "sharding"))
 def test_the_scale_of_a_loss_multiplies_it_or_is_refused(name):
     scaled, plain = (

@@ -57,6 +57,7 @@ def test_gradients_of_safe_norms():
         np.testing.assert_allclose(slope, part * x / (x.size * rms), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_each_matrix_is_scaled_to_a_root_mean_square():
     x = np.stack([X, 0 * X, 3 * X[::-1]])
@@ -342,6 +343,7 @@ def test_a_cpu_factorizes_one_matrix_after_the_other(name, batch):
     np.testing.assert_allclose(run(x), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("values", [(0.0, 0.0, 0.0), (2.0, 2.0, 2.0), (3.0, 3.0, 1.0)])
 def test_the_slope_of_a_root_of_equal_eigenvalues(values):
     rng = np.random.default_rng(0)

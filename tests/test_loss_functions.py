@@ -156,7 +156,7 @@ PARTS = {
 OTHER_SIGNS = {"a part of a split leaf", "no gradient"}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "compiled"),
     [*((name, False) for name in OPTIMIZERS), ("backtracking", True), ("extragradient", True)],
@@ -220,7 +220,7 @@ REFUSED = (
 KINDS = ("backtracking", "extragradient", "lbfgs", "lbfgsb", "bfgs", "sophia")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", KINDS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_each_wrapper_around_what_evaluates_the_loss(wrapper, optimizer):
@@ -291,6 +291,7 @@ def test_a_search_starts_where_its_parameters_are():
     np.testing.assert_allclose(x, start + step, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_solve_takes_a_value_only_where_the_search_ended():
     """What changes the step of a search afterwards has the search's state, and not its point."""
     search = gradtx.chain(gradtx.sgd(0.3), ZOOM)
@@ -303,6 +304,7 @@ def test_solve_takes_a_value_only_where_the_search_ended():
         np.testing.assert_allclose(found.value, valley(found.params), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_of_one_device_is_not_that_of_all():
     """Devices that share a value would each search along a loss of their own."""
     tx = gradtx.share_value(OPTIMIZERS["backtracking"](), "data")

@@ -445,6 +445,7 @@ def test_what_is_no_file_of_a_configuration(capsys, saved, text, error):
         (("describe", "adam(0.1)", "--params", "w=3,"), 2, "'' is not of the form PATH=SIZES"),
         (("describe", "adam(0.1)", "--params", "no.json"), 2, "no.json: No such file"),
         (("describe", "masked(adam(0.1), 'x')", "--params", "w=3"), 1, "matches no leaf"),
+        (("describe", "adam(0.1)", "--params", "w=3:int8"), 1, "w is int8, which is not trained"),
         (("describe", "constant_schedule(1.0)", "--params", "w=3"), 1, "`plot` shows"),
         (("plot", "adam(0.1)"), 1, "no schedule among its arguments"),
         (("plot", "constant_schedule(1.0)", "--steps", "0"), 2, "'0' is not a number of steps"),

@@ -106,6 +106,7 @@ def test_a_module_whose_tests_fail_afterwards_is_not_recorded(tmp_path, monkeypa
     assert mutants.recorded() == {}
 
 
+@pytest.mark.slow
 def test_a_trial_heeds_the_warnings_that_a_test_ignores(tmp_path):
     """Such a test would fail without a mutant, and tell nothing of any."""
 

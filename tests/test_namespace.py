@@ -149,6 +149,7 @@ def test_a_warning_names_the_line_that_called_gradtx(count):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_a_star_import_and_a_module_left_out():
     program = (
         "from gradtx.contrib import *\nfrom gradtx import *\n"

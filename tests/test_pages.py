@@ -45,11 +45,6 @@ GIVEN = {
         "params": {"w": jnp.ones((64, 512))},
         "batch": jnp.ones((16, 64)),
     },
-    "docs/index.md": {
-        "loss_fn": loss,
-        "params": {"w": jnp.ones((3, 2))},
-        "batch": jnp.ones((4, 3)),
-    },
 }
 
 

@@ -93,7 +93,7 @@ def steps(name):
     return lambda: jax.lax.scan(step, (p, tx.init(p)), gs)[1]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(CASES, *QUICK))
 def test_a_plan_is_its_formula(name):
     with jax.enable_x64(True):

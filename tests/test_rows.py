@@ -101,7 +101,7 @@ def test_a_table_of_more_rows_than_32_bits_count():
         rows.coalesce()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
 def test_a_table_may_have_more_rows_than_the_type_of_its_indices_counts(dtype):
     most, rows = np.iinfo(dtype).max, 2**32 + 5
@@ -125,6 +125,7 @@ def test_indices_of_any_shape():
     np.testing.assert_array_equal(one.to_dense(), dense([3], np.ones((1, 2))))
 
 
+@pytest.mark.slow
 def test_a_vector_is_a_table_of_numbers():
     rows = Rows(jnp.array([1, 1, 3]), jnp.array([1.0, 2.0, 4.0]), (4,))
     np.testing.assert_array_equal(rows.to_dense(), [0, 3, 0, 4])
@@ -145,6 +146,7 @@ def test_what_is_not_finite_stays_in_its_row():
     assert not np.isnan(found).any()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
 def test_rows_are_added_to_what_the_table_holds(dtype, values):
@@ -157,6 +159,7 @@ def test_rows_are_added_to_what_the_table_holds(dtype, values):
     np.testing.assert_array_equal(add_rows(table, rows), jnp.asarray(want, dtype))
 
 
+@pytest.mark.slow
 def test_wider_rows_are_rounded_after_their_addition():
     with jax.enable_x64(True):
         rows = Rows(jnp.array([1]), jnp.full((1, 2), 2.0**-24 + 2.0**-52), TABLE)

@@ -14,6 +14,7 @@ from tests.selection import FIXED, TURNS, Selection, changed, entries, in_turn, 
 CATALOGUE_PATH = pathlib.Path(selection.__file__).parent / "catalogue.py"
 
 
+@pytest.mark.slow
 def test_a_changed_rule_takes_what_is_built_from_it():
     names = changed({"gradtx.optimizers.lion", "docs/index.md"})
     assert {"lion", "scale_by_lion"} <= names
@@ -27,6 +28,7 @@ def test_a_change_of_the_engine_takes_every_rule(module):
     assert names >= {name for name, entry in CATALOGUE.items() if entry.make().rules}
 
 
+@pytest.mark.slow
 def test_a_changed_entry_or_function_of_the_catalogue_takes_its_names():
     source = CATALOGUE_PATH.read_text()
     assert changed(set(), source) == set()

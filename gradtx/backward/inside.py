@@ -205,9 +205,11 @@ class Inside:
             for s in stage.stacks
         ]
         value = self.loops.jaxpr.outvars[0].aval
-        given = {"value": jax.ShapeDtypeStruct(value.shape, value.dtype)}
-        problem = self._problem(self.tx, jax.eval_shape(self.tx.init, self.trained), given)
-        refused = self._refusal(problem.why, given) if problem.certain and problem.why else None
+        extra_args = {"value": jax.ShapeDtypeStruct(value.shape, value.dtype)}
+        problem = self._problem(self.tx, jax.eval_shape(self.tx.init, self.trained), extra_args)
+        refused = (
+            self._refusal(problem.why, extra_args) if problem.certain and problem.why else None
+        )
         return InsidePlan(layers, sum(saved), self.why, refused, self._from_host())
 
     def _from_host(self) -> int:
@@ -217,30 +219,30 @@ class Inside:
         program, like = jax.make_jaxpr(self.tx.init, return_shape=True)(self.trained)
         form: Any = jax.tree.structure(like)
         state = form.unflatten(program.out_avals)
-        found = [0] * len(self.loops.stages)
+        turn_bytes = [0] * len(self.loops.stages)
 
         def add(slot: Any, i: int) -> Any:
             if i in self.stage_of:
                 k = self.stage_of[i]
                 for x in jax.tree.leaves(slot):
                     if x.memory_space == HOST:
-                        found[k] += x.size * x.dtype.itemsize // self.loops.stages[k].length
+                        turn_bytes[k] += x.size * x.dtype.itemsize // self.loops.stages[k].length
             return slot
 
         _on_slots(self.tx, add, state, self.index)
-        return max(found)
+        return max(turn_bytes)
 
     def _offloads(self) -> bool:
         return any(name_of(part) == "offload" for part in (self.tx, *self.tx.within))
 
-    def check(self, state: State, given: Mapping[str, Any]) -> None:
+    def check(self, state: State, extra_args: Mapping[str, Any]) -> None:
         """Raise ValueError, naming the link, unless the step of a layer reads that layer alone."""
-        why = self._problem(self.tx, state, given).why
+        why = self._problem(self.tx, state, extra_args).why
         if why is not None:
-            raise ValueError(self._refusal(why, given))
+            raise ValueError(self._refusal(why, extra_args))
 
-    def _refusal(self, why: str, given: Mapping[str, Any]) -> str:
-        name, how = self._innermost(self.tx, given) or (name_of(self.tx), why)
+    def _refusal(self, why: str, extra_args: Mapping[str, Any]) -> str:
+        name, how = self._innermost(self.tx, extra_args) or (name_of(self.tx), why)
         return (
             f"inside: {name or 'the transformation'} cannot run on one layer at a time, before the "
             f"gradients of the others are there: {how}. Leave it out, put something in its place "
@@ -249,34 +251,36 @@ class Inside:
         )
 
     def _innermost(
-        self, tx: GradientTransformation, given: Mapping[str, Any]
+        self, tx: GradientTransformation, extra_args: Mapping[str, Any]
     ) -> tuple[str, str] | None:
         """The innermost transformation within `tx` that mixes layers, and how it mixes them."""
         for inner in tx.inside:
-            found = self._innermost(inner, given)
-            if found is not None:
-                return found if found[0] else (name_of(tx), found[1])
+            mixing = self._innermost(inner, extra_args)
+            if mixing is not None:
+                return mixing if mixing[0] else (name_of(tx), mixing[1])
         try:
             state = jax.eval_shape(tx.init, self.trained)
         except Exception:  # one that cannot stand alone is not named
             return None
-        problem = self._problem(tx, state, given)
+        problem = self._problem(tx, state, extra_args)
         return (name_of(tx), problem.why) if problem.certain and problem.why is not None else None
 
     def _problem(
-        self, tx: GradientTransformation, state: State, given: Mapping[str, Any]
+        self, tx: GradientTransformation, state: State, extra_args: Mapping[str, Any]
     ) -> "_Problem":
         """The reason, if there is one, why `tx` cannot run on one layer at a time."""
         try:
             with known_shardings({}, balance=False):  # what each layer reads depends on no mesh
-                self._compare(tx, state, given)
+                self._compare(tx, state, extra_args)
         except Mixed as mixed:
             return _Problem(True, str(mixed))
         except (TypeError, ValueError) as error:
             return _Problem(False, str(error))
         return _Problem(True, None)
 
-    def _compare(self, tx: GradientTransformation, state: State, given: Mapping[str, Any]) -> None:
+    def _compare(
+        self, tx: GradientTransformation, state: State, extra_args: Mapping[str, Any]
+    ) -> None:
         """Raise Mixed unless the step of one layer gives that layer of the step of all layers."""
 
         def dense(slot: Any, i: int) -> Any:
@@ -285,11 +289,11 @@ class Inside:
             return jax.ShapeDtypeStruct(slot.shape, slot.dtype)
 
         try:
-            whole = _on_slots(tx, dense, state, self.index)
+            abstract_state = _on_slots(tx, dense, state, self.index)
         except ValueError as error:
             raise Mixed("it keeps something other than an array for a parameter") from error
         params = self.treedef.unflatten([_abstract(x) for x in self.leaves])
-        extra = jax.tree.map(_abstract, dict(given))
+        extra = jax.tree.map(_abstract, dict(extra_args))
         if self.norm_for:
             extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -325,12 +329,12 @@ class Inside:
                 return x
 
             mine = jax.tree.map(cut, params, self.index)
-            held = _on_slots(tx, cut, whole, self.index)
+            cut_state = _on_slots(tx, cut, abstract_state, self.index)
             jax.tree.map(kind_of, mine, self.index)
-            _on_slots(tx, kind_of, held, self.index, of_all)
+            _on_slots(tx, kind_of, cut_state, self.index, of_all)
             jax.tree.map(kind_of, mine, self.index)
             jax.tree.map(of_none, extra)
-            closed, out = jax.make_jaxpr(step, return_shape=True)(mine, held, mine, extra)
+            closed, out = jax.make_jaxpr(step, return_shape=True)(mine, cut_state, mine, extra)
             results = iter(owners_after(closed, kinds))
 
             def check(x: Any, i: int) -> Any:
@@ -354,8 +358,8 @@ class Inside:
                     return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
 
                 mine = self._only(k, jax.tree.map(cut, params, self.index))
-                held = _on_slots(tx, cut, whole, self.index)
-                return formula(jax.make_jaxpr(step)(mine, held, mine, extra))
+                cut_state = _on_slots(tx, cut, abstract_state, self.index)
+                return formula(jax.make_jaxpr(step)(mine, cut_state, mine, extra))
 
             if formula_of(stage.length) != formula_of(1):
                 raise Mixed("its formula for a stack depends on the number of layers")
@@ -391,7 +395,7 @@ class Inside:
         self,
         state: State,
         seed: Callable[[Array], Array],
-        given: Callable[[Array], dict[str, Any]],
+        extra_args_of: Callable[[Array], dict[str, Any]],
         evaluated: Evaluated | None = None,
     ) -> tuple[Params, State, Array, Any]:
         """Take the step: the new parameters and state, the value and what else the loss returns.
@@ -399,13 +403,13 @@ class Inside:
         Args:
             state: the state.
             seed: ``value -> cotangent of the value``.
-            given: ``value -> extra arguments`` of the optimizer.
+            extra_args_of: ``value -> extra arguments`` of the optimizer.
             evaluated: the loss, where its gradients are not those of a backward pass.
         """
         backward: Evaluated = self.loops.run(self.leaves) if evaluated is None else evaluated
         results = backward.results
         value, aux = jax.tree.unflatten(self.out, results)
-        extra = given(value)
+        extra = extra_args_of(value)
         self.check(state, extra)
         state = self._at_home(state)
         slots: list[list[Any]] = [[] for _ in self.loops.stages]
@@ -442,16 +446,16 @@ class Inside:
         with whole_leaves(self.trained):
             params, state = take_step(self.placed, rest, state, left, **extra)
         leaves = self.treedef.flatten_up_to(params)
-        new = [iter(made[1]) for made in carried]
-        for stage, made in zip(self.loops.stages, carried, strict=True):
-            for stack, x in zip(stage.stacks, made[0], strict=True):
+        new = [iter(carry[1]) for carry in carried]
+        for stage, carry in zip(self.loops.stages, carried, strict=True):
+            for stack, x in zip(stage.stacks, carry[0], strict=True):
                 leaves[stack.leaf] = x
 
         def put(slot: Any, i: int) -> Any:
             if i not in self.stage_of:
                 return slot
-            made = jax.tree.map(as_it_was, slot, next(new[self.stage_of[i]]))
-            return made.with_key(made.next_key()) if is_encoded(made) else made
+            new_slot = jax.tree.map(as_it_was, slot, next(new[self.stage_of[i]]))
+            return new_slot.with_key(new_slot.next_key()) if is_encoded(new_slot) else new_slot
 
         state = _on_slots(self.tx, put, state, self.index)
         return self.treedef.unflatten(leaves), state, value, aux
@@ -498,13 +502,13 @@ class Inside:
 
         def step(layer: Array, now: Layer, grads: list[Array]) -> Layer:
             params, slots = now
-            held, new = iter(slots), []
+            old_slots, new = iter(slots), []
 
             def of_others(x: Any) -> Any:
                 return key_of_layer(x, name, layer) if is_key(x) else brought_in(x)
 
             def of_layer(slot: Any, i: int) -> Any:
-                return next(held) if self.stage_of.get(i) == k else slot
+                return next(old_slots) if self.stage_of.get(i) == k else slot
 
             def collect(slot: Any, i: int) -> Any:
                 if self.stage_of.get(i) == k:
@@ -513,11 +517,13 @@ class Inside:
 
             alone = _on_slots(self.tx, of_layer, state, self.index, of_others)
             with all_near(), whole_leaves(self.trained):
-                made, alone = take_step(self.placed, tree(grads), alone, tree(params), **extra)
+                new_params, alone = take_step(
+                    self.placed, tree(grads), alone, tree(params), **extra
+                )
             _on_slots(self.tx, collect, alone, self.index)
-            leaves = self.treedef.flatten_up_to(made)
-            made = [self._in_place(leaves[stack.leaf], stack.leaf) for stack in stage.stacks]
-            return in_form_of((made, new), now)
+            leaves = self.treedef.flatten_up_to(new_params)
+            new_params = [self._in_place(leaves[stack.leaf], stack.leaf) for stack in stage.stacks]
+            return in_form_of((new_params, new), now)
 
         def turn(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
             stacks = carried[:2]

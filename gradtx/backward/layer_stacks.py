@@ -55,9 +55,9 @@ def in_slices(x: Any, rows_divided: bool) -> Any:
     return _InGroups.of(x)
 
 
-def as_it_was(slot: Array, made: Any) -> Array:
+def as_it_was(slot: Array, stack: Any) -> Array:
     """A new stack of slots in the shape and the memory (host or device) of the old one."""
-    return in_memory_of(made.whole() if _is_in_groups(made) else made, slot)
+    return in_memory_of(stack.whole() if _is_in_groups(stack) else stack, slot)
 
 
 def layer_of(x: Any, layer: Array, layers: int) -> Any:

@@ -76,8 +76,8 @@ def _is_known(tx: GradientTransformation) -> bool:
     if tx.rule is not None and tx.rule.scope is not Scope.TREE:
         return True
     builder = None if tx.declaration is None else tx.declaration.builder
-    own = builder is not None and builder.function.__module__.startswith("gradtx.")
-    return own and name_of(tx) != "stateless"
+    from_gradtx = builder is not None and builder.function.__module__.startswith("gradtx.")
+    return from_gradtx and name_of(tx) != "stateless"
 
 
 def name_of(tx: GradientTransformation) -> str:

@@ -188,62 +188,65 @@ def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
     return {at: known[v] for at, v in enumerate(eqn.invars) if is_in(v, known)}
 
 
-def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
-    """The look-ups in `jaxpr`, in order; `whole` collects other uses of parameters.
+def _lookups(jaxpr: Any, known: Known, other_uses: dict[int, str]) -> list[_Lookup]:
+    """The look-ups in `jaxpr`, in order; `other_uses` collects other uses of parameters.
 
     This is not a lattice of :mod:`gradtx.programs.dataflow`: it enters what `_run` rewrites, in the
     order in which `_run` does.
     """
-    known, found = dict(known), []
+    known, lookups = dict(known), []
 
     def use(by: str, inputs: Iterable[_Parameter | None]) -> None:
-        whole.update({p.position: by for p in inputs if p is not None and p.position not in whole})
+        other_uses.update(
+            {p.position: by for p in inputs if p is not None and p.position not in other_uses}
+        )
 
     for eqn in jaxpr.eqns:
-        held, call, made = _held(eqn, known), _call(eqn), None
-        if not held:
+        parameters, call, cast_parameter = _held(eqn, known), _call(eqn), None
+        if not parameters:
             continue
         if eqn.primitive is take_p:
-            if held[0] is None:
+            if parameters[0] is None:
                 warnings.warn(
                     "sparse.take: a table that is computed from parameters makes their gradients "
                     "dense; look up the parameter itself, and compute with its rows",
                     stacklevel=2,
                 )
             else:
-                found.append(_Lookup(held[0], eqn.outvars[0].aval, (), 1 in held))
-        elif _is_cast(eqn, held):
-            made = held[0]
+                lookups.append(_Lookup(parameters[0], eqn.outvars[0].aval, (), 1 in parameters))
+        elif _is_cast(eqn, parameters):
+            cast_parameter = parameters[0]
         elif call is not None:
-            use(eqn.primitive.name, [p for at, p in held.items() if at >= call.passed])
+            use(eqn.primitive.name, [p for at, p in parameters.items() if at >= call.passed])
             inner = {
-                call.jaxpr.invars[at]: p if at < call.passed else None for at, p in held.items()
+                call.jaxpr.invars[at]: p if at < call.passed else None
+                for at, p in parameters.items()
             }
-            found += [
+            lookups += [
                 lookup._replace(lead=(*call.lead, *lookup.lead))
-                for lookup in _lookups(call.jaxpr, inner, whole)
+                for lookup in _lookups(call.jaxpr, inner, other_uses)
             ]
         else:
-            _refuse_within(eqn, held)
-            use(eqn.primitive.name, held.values())
-        known |= dict.fromkeys(eqn.outvars, made)
+            _refuse_within(eqn, parameters)
+            use(eqn.primitive.name, parameters.values())
+        known |= dict.fromkeys(eqn.outvars, cast_parameter)
     use("return", [known[v] for v in jaxpr.outvars if is_in(v, known)])
-    return found
+    return lookups
 
 
-def _is_cast(eqn: Any, held: Mapping[int, _Parameter | None]) -> bool:
+def _is_cast(eqn: Any, parameters: Mapping[int, _Parameter | None]) -> bool:
     """Whether an equation casts a table, so that its rows may be cast instead."""
-    table = held.get(0)
+    table = parameters.get(0)
     if eqn.primitive is not convert_element_type_p or table is None:
         return False
     return bool(eqn.invars[0].aval.dtype == table.dtype)
 
 
-def _refuse_within(eqn: Any, held: Mapping[int, _Parameter | None]) -> None:
+def _refuse_within(eqn: Any, parameters: Mapping[int, _Parameter | None]) -> None:
     for jaxpr in inner_jaxprs(eqn):
         # The operands of a branch, a loop or a shard come last among the inputs.
         before = len(eqn.invars) - len(jaxpr.invars)
-        inner = {jaxpr.invars[at - before]: p for at, p in held.items() if at >= before}
+        inner = {jaxpr.invars[at - before]: p for at, p in parameters.items() if at >= before}
         for lookup in _lookups(jaxpr, inner, {}):
             raise ValueError(
                 f"sparse.take of {lookup.table.path!r} inside {eqn.primitive.name!r} cannot be "
@@ -255,26 +258,26 @@ def _run(
     program: Any, args: Sequence[Any], tables: Known, increments: Iterator[Array]
 ) -> tuple[list[Any], list[Array]]:
     """The results of a program with an increment added to each look-up, and the ids looked up."""
-    tables, found = dict(tables), []
+    tables, ids = dict(tables), []
 
     def compute(eqn: Any, inputs: list[Any]) -> list[Any] | None:
-        held, call = _held(eqn, tables), _call(eqn)
-        if held and eqn.primitive is take_p:
+        parameters, call = _held(eqn, tables), _call(eqn)
+        if parameters and eqn.primitive is take_p:
             rows = take_p.bind(*inputs) + next(increments)
-            found.append(inputs[1])
+            ids.append(inputs[1])
             return [rows.astype(eqn.outvars[0].aval.dtype)]
-        if _is_cast(eqn, held):
+        if _is_cast(eqn, parameters):
             # The rows will be cast, not the table.
-            tables[eqn.outvars[0]] = held[0]
+            tables[eqn.outvars[0]] = parameters[0]
             return inputs
-        if held and call is not None:
-            inner = {call.jaxpr.invars[at]: table for at, table in held.items()}
+        if parameters and call is not None:
+            inner = {call.jaxpr.invars[at]: table for at, table in parameters.items()}
             outputs, looked = _run_call(eqn, call, inputs, inner, increments)
-            found.extend(looked)
+            ids.extend(looked)
             return outputs
         return None
 
-    return interpret(program, args, compute), found
+    return interpret(program, args, compute), ids
 
 
 def _run_call(
@@ -325,17 +328,17 @@ class _Traced:
         parameters = [
             _Parameter(i, path_string(path), leaf.dtype) for i, (path, leaf) in enumerate(keyed)
         ]
-        whole: dict[int, str] = {}
+        other_uses: dict[int, str] = {}
         known = dict(zip(self.inputs, parameters, strict=True))
-        lookups = _lookups(self.program.jaxpr, known, whole)
+        lookups = _lookups(self.program.jaxpr, known, other_uses)
         for table in dict.fromkeys(lookup.table for lookup in lookups):
-            if table.position in whole:
+            if table.position in other_uses:
                 warnings.warn(
                     f"the table at {table.path!r} is looked up and also used as a whole, by "
-                    f"{whole[table.position]!r}: its gradient is dense",
+                    f"{other_uses[table.position]!r}: its gradient is dense",
                     stacklevel=2,
                 )
-        self.lookups = [lookup for lookup in lookups if lookup.table.position not in whole]
+        self.lookups = [lookup for lookup in lookups if lookup.table.position not in other_uses]
         self.tables = {lookup.table.position: lookup.table for lookup in self.lookups}
 
     def run(self, leaves: Sequence[Any], increments: Sequence[Array]) -> tuple[Any, list[Array]]:
@@ -350,16 +353,16 @@ class _Traced:
 
     def rows(self, ids: Sequence[Array], values: Sequence[Array]) -> dict[int, Rows]:
         """For each table, by position, its rows at the indices looked up."""
-        found = {}
+        rows = {}
         for i in self.tables:
             mine = [k for k, lookup in enumerate(self.lookups) if lookup.table.position == i]
             row = self.leaves[i].shape[1:]
-            found[i] = Rows(
+            rows[i] = Rows(
                 jnp.concatenate([ids[k].reshape(-1) for k in mine]),
                 jnp.concatenate([values[k].reshape(-1, *row) for k in mine]),
                 self.leaves[i].shape,
             )
-        return found
+        return rows
 
 
 def looked_up(function: Callable[[PyTree], Any], tree: PyTree) -> PyTree:
@@ -446,12 +449,12 @@ def value_and_grad(
         chosen = args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in positions)
 
         def function(chosen: Any) -> tuple[Any, Any]:
-            given = list(args)
+            arguments = list(args)
             for i, argument in zip(
                 positions, (chosen,) if isinstance(argnums, int) else chosen, strict=True
             ):
-                given[i] = argument
-            out = fun(*given, **kwargs)
+                arguments[i] = argument
+            out = fun(*arguments, **kwargs)
             value, aux = out if has_aux else (out, None)
             if jnp.shape(value) != ():
                 raise ValueError(

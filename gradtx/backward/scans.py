@@ -19,7 +19,7 @@ from gradtx.backward.lookup import take_p
 from gradtx.numerics import cast
 from gradtx.numerics.compiler_hints import delay
 from gradtx.programs.dataflow import known_of_all
-from gradtx.programs.derivatives import Active
+from gradtx.programs.derivatives import Active, is_inexact
 from gradtx.programs.interpreter import (
     called,
     inner_jaxprs,
@@ -96,45 +96,40 @@ class Loops:
         self.stages = self._find()
 
     def _find(self) -> list[Stage]:
-        found: dict[int, Stage] = {}
-        for leaf in range(len(self.jaxpr.invars)):
-            names = self._names(leaf)
-            users = sorted(
-                (i, at)
-                for v in names
-                for i, at in self.uses.read.get(v, ())
-                if not self._casts(leaf, v, i)
+        stages: dict[int, Stage] = {}
+        returned = set(variables(self.jaxpr.outvars))
+        for leaf, v in enumerate(self.jaxpr.invars):
+            names = [v]
+            users = sorted(self._readers(v, names))
+            why = _unfit(
+                [(self.jaxpr.eqns[i], at) for i, at in users], not returned.isdisjoint(names)
             )
-            returned = not names.isdisjoint(variables(self.jaxpr.outvars))
-            why = _unfit([(self.jaxpr.eqns[i], at) for i, at in users], returned)
             if why is not None:
                 self.why_not[leaf] = why
                 continue
             ((index, at),) = users
             eqn = self.jaxpr.eqns[index]
-            stage = found.setdefault(index, Stage(index, eqn, eqn.params["length"], []))
+            stage = stages.setdefault(index, Stage(index, eqn, eqn.params["length"], []))
             dtype = eqn.invars[at].aval.dtype
             stage.stacks.append(ScannedStack(leaf, at - _first(stage), dtype))
-        return [found[index] for index in sorted(found)]
+        return [stages[index] for index in sorted(stages)]
 
-    def _names(self, leaf: int) -> set[Any]:
-        """The variables of a parameter: as it is, and cast once."""
-        left, names = [self.jaxpr.invars[leaf]], set()
-        while left:
-            v = left.pop()
-            names.add(v)
-            readers = self.uses.read.get(v, ())
-            left += [self.jaxpr.eqns[i].outvars[0] for i, _ in readers if self._casts(leaf, v, i)]
-        return names
+    def _readers(self, v: Any, names: list[Any]) -> list[tuple[int, int]]:
+        """The equations that read a parameter, as it is or cast, and where among their inputs.
 
-    def _casts(self, leaf: int, v: Any, index: int) -> bool:
-        """Whether an equation casts a parameter whose variable it reads.
-
-        One cast becomes that of each layer. A second rounds what the first has rounded.
+        One cast becomes that of each layer. A second rounds what the first has rounded. `names`
+        collects the variables of casts, after that of the parameter.
         """
-        eqn = self.jaxpr.eqns[index]
-        is_first = v.aval.dtype == self.jaxpr.invars[leaf].aval.dtype
-        return is_first and eqn.primitive is convert_element_type_p and _inexact(eqn.outvars[0])
+        users = []
+        for i, at in self.uses.read.get(v, ()):
+            eqn = self.jaxpr.eqns[i]
+            is_first = v.aval.dtype == names[0].aval.dtype
+            if is_first and eqn.primitive is convert_element_type_p and is_inexact(eqn.outvars[0]):
+                names += eqn.outvars
+                users += self._readers(eqn.outvars[0], names)
+            else:
+                users.append((i, at))
+        return users
 
     def keep(self, chosen: Callable[[int], bool]) -> None:
         """Let scans update only the chosen leaves; a scan without any is an ordinary one."""
@@ -145,10 +140,6 @@ class Loops:
     def run(self, leaves: Sequence[Any]) -> "Backward":
         """Run the function: the object that has its results, and computes its derivative."""
         return _forward(self, leaves)
-
-
-def _inexact(v: Any) -> bool:
-    return jnp.issubdtype(v.aval.dtype, jnp.inexact)
 
 
 def _calls(eqn: Any) -> bool:
@@ -227,9 +218,9 @@ class Backward:
                 carried.append(part.back(cotangents, *rest.pop()))
             else:
                 part(cotangents)
-        own = {stack.leaf for stage in self.loops.stages for stack in stage.stacks}
+        stacked = {stack.leaf for stage in self.loops.stages for stack in stage.stacks}
         grads = [
-            None if i in own else cotangents.get(v, jnp.zeros_like(leaf))
+            None if i in stacked else cotangents.get(v, jnp.zeros_like(leaf))
             for i, (v, leaf) in enumerate(zip(self.loops.jaxpr.invars, self.leaves, strict=True))
         ]
         return grads, carried[::-1]
@@ -242,30 +233,30 @@ def _add(cotangents: dict[Any, Any], v: Any, x: Any) -> None:
 def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     jaxpr = loops.jaxpr
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.closed.consts, *leaves], strict=True))
-    reached = known_of_all(loops.closed, list(map(_inexact, jaxpr.invars)), Active())
+    reached = known_of_all(loops.closed, list(map(is_inexact, jaxpr.invars)), Active())
     active = {v for v, yes in reached.items() if yes}
     casts = _own_casts(loops)
-    made = Backward(loops, leaves)
+    backward = Backward(loops, leaves)
     begin = 0
     for stage in loops.stages:
-        made.parts.append(_between(loops, begin, stage.index, casts, env, active))
-        made.parts.append(_Scanned(loops, stage, env, active))
+        backward.parts.append(_between(loops, begin, stage.index, casts, env, active))
+        backward.parts.append(_Scanned(loops, stage, env, active))
         begin = stage.index + 1
-    made.parts.append(_between(loops, begin, len(jaxpr.eqns), casts, env, active))
-    made.results = read(env, jaxpr.outvars)
-    return made
+    backward.parts.append(_between(loops, begin, len(jaxpr.eqns), casts, env, active))
+    backward.results = read(env, jaxpr.outvars)
+    return backward
 
 
 def _own_casts(loops: Loops) -> set[int]:
     """The indices of equations that cast stacked parameters, which a scan casts layer by layer."""
-    found = set()
+    casts = set()
     for stage in loops.stages:
         for stack in stage.stacks:
             v = stage.eqn.invars[_first(stage) + stack.at]
             while v in loops.uses.computed:
-                found.add(loops.uses.computed[v])
+                casts.add(loops.uses.computed[v])
                 v = loops.jaxpr.eqns[loops.uses.computed[v]].invars[0]
-    return found
+    return casts
 
 
 def _first(stage: Stage) -> int:
@@ -298,8 +289,8 @@ def _between(
     run = jaxpr_as_fun(ClosedJaxpr(part, []))
 
     def function(*some: Any) -> tuple[list[Any], list[Any]]:
-        given = env | dict(zip(differentiated, some, strict=True))
-        results = list(run(*(given[v] for v in ins)))
+        values = env | dict(zip(differentiated, some, strict=True))
+        results = list(run(*(values[v] for v in ins)))
         count = len(live) + len(passed)
         return results[:count], results[count:]
 
@@ -329,15 +320,15 @@ class _Scanned:
         self.stage, self.first = stage, _first(stage)
         self.consts_end = scan_sizes(eqn)[0]
         # By the position among the inputs of the scan:
-        self.own = {self.first + s.at: s for s in stage.stacks}
+        self.stacks = {self.first + s.at: s for s in stage.stacks}
         self.inputs = read(
             env,
             [
-                loops.jaxpr.invars[self.own[at].leaf] if at in self.own else v
+                loops.jaxpr.invars[self.stacks[at].leaf] if at in self.stacks else v
                 for at, v in enumerate(eqn.invars)
             ],
         )
-        self.live = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
+        self.live = [at in self.stacks or is_in(v, active) for at, v in enumerate(eqn.invars)]
         self.live_out = [v in active for v in eqn.outvars]
         # A carry is active at every turn if it is at one.
         carries = slice(self.consts_end, self.first)
@@ -348,20 +339,24 @@ class _Scanned:
 
         def body(carry: list[Any], of_turn: tuple[Array, list[Any]]) -> Any:
             turn, xs = of_turn
-            given = [
-                self._cast(at, _in_turn(turn, x) if at in self.own else x)
+            operands = [
+                self._cast(at, _in_turn(turn, x) if at in self.stacks else x)
                 for at, x in enumerate([*consts, *carry, *xs])
             ]
 
             def function(*some: Any) -> tuple[list[Any], list[Any]]:
                 rest = iter(some)
-                every = [next(rest) if yes else x for x, yes in zip(given, self.live, strict=True)]
+                every = [
+                    next(rest) if yes else x for x, yes in zip(operands, self.live, strict=True)
+                ]
                 return _parted(run(*every), self.live_out)
 
-            results, pull, others = jax.vjp(function, *_parted(given, self.live)[0], has_aux=True)
-            kept, self.structure = jax.tree.flatten(pull)
-            self.sources = [self._source(x, given) for x in kept]
-            saved = [x for x, source in zip(kept, self.sources, strict=True) if source is None]
+            results, pull, others = jax.vjp(
+                function, *_parted(operands, self.live)[0], has_aux=True
+            )
+            residuals, self.structure = jax.tree.flatten(pull)
+            self.sources = [self._source(x, operands) for x in residuals]
+            saved = [x for x, source in zip(residuals, self.sources, strict=True) if source is None]
             either = iter(results), iter(others)
             out = [next(either[not yes]) for yes in self.live_out]
             return out[: len(carry)], (out[len(carry) :], saved)
@@ -376,17 +371,17 @@ class _Scanned:
         return list(of_inputs[:a]), list(of_inputs[a:b]), list(of_inputs[b:])
 
     def _cast(self, at: int, x: Any) -> Any:
-        return cast(x, self.own[at].dtype) if at in self.own else x
+        return cast(x, self.stacks[at].dtype) if at in self.stacks else x
 
-    def _source(self, x: Any, given: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
+    def _source(self, x: Any, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
         """The function that reads `x` from a turn's inputs in the derivative; None if `x` is saved.
 
         Saving what every turn can read again would store parameters a second time.
         """
         if not is_tracer(x):
             return lambda inputs: x
-        for at, own in enumerate(given):
-            if x is own and not self.consts_end <= at < self.first:
+        for at, operand in enumerate(operands):
+            if x is operand and not self.consts_end <= at < self.first:
                 return lambda inputs: inputs[at]
         return None
 
@@ -401,7 +396,7 @@ class _Scanned:
         of_consts, of_carries, of_xs = (
             [at for at in part if self.live[at]] for part in (consts, carries, xs)
         )
-        others = [at for at in xs if at not in self.own]
+        others = [at for at in xs if at not in self.stacks]
 
         def body(now: Any, x: Any) -> Any:
             on_consts, on_carry, carried = now
@@ -409,16 +404,18 @@ class _Scanned:
             inputs = [*self.inputs[: self.first], *[None] * len(xs)]
             for at, value in zip(others, read, strict=True):
                 inputs[at] = value
-            for at, stack in zip(self.own, carried[0], strict=True):
+            for at, stack in zip(self.stacks, carried[0], strict=True):
                 mine = jax.lax.dynamic_index_in_dim(stack, layer, 0, keepdims=False)
                 inputs[at] = self._cast(at, mine)
             rest = iter(saved)
-            kept = [next(rest) if source is None else source(inputs) for source in self.sources]
-            pulled = iter(jax.tree.unflatten(self.structure, kept)([*on_carry, *on_ys]))
+            residuals = [
+                next(rest) if source is None else source(inputs) for source in self.sources
+            ]
+            pulled = iter(jax.tree.unflatten(self.structure, residuals)([*on_carry, *on_ys]))
             on_consts = [a + next(pulled) for a in on_consts]
             on_carry = [next(pulled) for _ in on_carry]
             of_layer = dict(zip(of_xs, pulled, strict=True))
-            grads = [cast(of_layer.pop(at), self.inputs[at].dtype)[None] for at in self.own]
+            grads = [cast(of_layer.pop(at), self.inputs[at].dtype)[None] for at in self.stacks]
             carried = turn(layer, carried, grads)
             return (on_consts, on_carry, carried), list(of_layer.values())
 
@@ -435,7 +432,7 @@ class _Scanned:
         (on_consts, on_carry, carried), on_xs = jax.lax.scan(
             body, first, read, length=self.stage.length, **order
         )
-        places = [*of_consts, *of_carries, *(at for at in of_xs if at not in self.own)]
+        places = [*of_consts, *of_carries, *(at for at in of_xs if at not in self.stacks)]
         for at, x in zip(places, [*on_consts, *on_carry, *on_xs], strict=True):
             if not isinstance(eqn.invars[at], Literal):
                 _add(cotangents, eqn.invars[at], x)

@@ -77,8 +77,8 @@ def _encode(value: Any, where: str) -> Any:
     if callable(value) and name and name != "<lambda>":
         return {"object": _public_name(value) or name}
     raise TypeError(
-        f"{where}: {value!r} cannot be written as a configuration; use a named function and hand "
-        "it to from_config as a custom object"
+        f"{where}: {value!r} cannot be written as a configuration; use path patterns where it "
+        "chooses leaves, or a named function, and hand that to from_config as a custom object"
     )
 
 

@@ -6,7 +6,7 @@ import json
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,12 @@ from gradtx.checkpoint.state_dict import (
     checksum_of_header,
     described_state,
     header_array,
-    listed,
     trained_leaves,
 )
+from gradtx.checkpoint.templates import like, listed, named
 from gradtx.core.pair import GradientTransformation
 from gradtx.leaves.packed import packed_like, unpack
-from gradtx.leaves.paths import path_string, select, with_paths
+from gradtx.leaves.paths import select
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import Params, PyTree, State
 
@@ -133,9 +133,9 @@ def save_checkpoint(
     flat, described = ({}, None) if state is None else described_state(state, None)
     trained = None if state is None or tx is None else trained_leaves(tx, params, state)
     leaves = [
-        *_named("params", unpack(params)),
-        *_named("keys", keys),
-        *_named("model_state", model_state),
+        *named("params", unpack(params)),
+        *named("keys", keys),
+        *named("model_state", model_state),
         *((f"state/{name}", x) for name, x in flat.items()),
     ]
     names = [name for name, _ in leaves]
@@ -208,6 +208,7 @@ def load_checkpoint(
         run = load_checkpoint(path, params=params, state=optimizer.opt_state, model_state=rest)
         nnx.update(model, run.params, run.model_state)
         optimizer.opt_state = run.state
+        optimizer.step[...] = run.step  # nnx's own count
 
     >>> import gradtx, tempfile
     >>> path, tx = f"{tempfile.mkdtemp()}/run.npz", gradtx.adam(1e-3)
@@ -243,7 +244,7 @@ def load_checkpoint(
             of = select(new_params, lambda at, _: at in trained)
         new_state = adopt_state(tx, of, flat, strict)
         if state is not None:
-            new_state = _like("state", dict(_named("state", new_state)), state)
+            new_state = like("load_checkpoint", "state", dict(named("state", new_state)), state)
     return Checkpoint(new_params, new_state, tx, header["step"], new_keys, new_rest)
 
 
@@ -257,11 +258,6 @@ def _check_name(name: str, where: container.Form) -> None:
             f"save_checkpoint: the name {name!r:.60} is too long or has a zero byte in it, "
             "which .npz cannot keep; .safetensors can"
         )
-
-
-def _named(root: str, tree: PyTree) -> Iterator[tuple[str, Any]]:
-    for path, leaf in with_paths(tree)[0]:
-        yield f"{root}/{path_string(path)}" if path else root, leaf
 
 
 class _Saved(NamedTuple):
@@ -445,28 +441,9 @@ def _restored(
     for name, x in saved.items():
         if isinstance(x, np.ndarray) and entries[name].kind not in ("numpy", "python"):
             raise ValueError(f"load_checkpoint: {name} is {x.dtype}: enable jax_enable_x64")
-    return _nested(root, saved) if template is None else _like(root, saved, template)
-
-
-def _like(root: str, saved: dict[str, Any], template: PyTree) -> PyTree:
-    """The saved leaves in a tree like `template`."""
-    wanted = dict(_named(root, template))
-    problems = {
-        "missing": wanted.keys() - saved.keys(),
-        "extra": saved.keys() - wanted.keys(),
-        "of another shape or type": {
-            name
-            for name in wanted.keys() & saved.keys()
-            if _form(saved[name]) != _form(wanted[name])
-        },
-    }
-    if any(problems.values()):
-        raise ValueError(
-            f"load_checkpoint: the saved {root} are not those of the tree that was given; "
-            + "; ".join(f"{k}: {listed(sorted(v))}" for k, v in problems.items() if v)
-        )
-    leaves = [_placed(saved[name], leaf) for name, leaf in wanted.items()]
-    return jax.tree.structure(template).unflatten(leaves)  # type: ignore[attr-defined]
+    return (
+        _nested(root, saved) if template is None else like("load_checkpoint", root, saved, template)
+    )
 
 
 def _leaf(x: Any, entry: _Entry) -> Any:
@@ -477,17 +454,6 @@ def _leaf(x: Any, entry: _Entry) -> Any:
     # Copied now, not when JAX finds the time: until then what was read is kept too.
     array = jax.block_until_ready(jnp.array(x, copy=True))
     return array if entry.kind == "jax" else jax.random.wrap_key_data(array, impl=entry.kind)
-
-
-def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
-    return np.shape(leaf), (leaf if hasattr(leaf, "dtype") else np.asarray(leaf)).dtype.name
-
-
-def _placed(x: Any, like: Any) -> Any:
-    """A saved leaf where one like it lies, if that was put on its devices by name."""
-    where = getattr(like, "sharding", None)
-    asked = isinstance(where, jax.sharding.NamedSharding) or getattr(like, "committed", False)
-    return jax.device_put(x, where) if asked else x
 
 
 def _nested(root: str, saved: dict[str, Any]) -> PyTree:

@@ -16,6 +16,7 @@ from gradtx.checkpoint import matching
 from gradtx.checkpoint.config import to_config
 from gradtx.checkpoint.encoded import gathered, parts_of, written
 from gradtx.checkpoint.matching import Node, form_of, is_empty, match
+from gradtx.checkpoint.templates import like as in_containers_of, listed, named
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
 from gradtx.leaves.packed import holds_packed, packed_like, unpack
 from gradtx.leaves.paths import select
@@ -28,8 +29,6 @@ from gradtx.types.keys import is_key
 
 _HEADER = "gradtx"
 _VERSION = 5
-# So many paths are listed in a message.
-_SHOWN = 6
 
 
 def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[str, Array]:
@@ -105,11 +104,15 @@ def trained_leaves(
     nodes = matching.nodes(state, empty=True)
     slots = {name.partition("/")[2] for node in nodes for name in node.leaves}
     some = select(params, lambda path, _: path in slots)
-    if holds_packed(params) or _misfit(tx, some, state) is not None:
+    of_some = _misfit(tx, some, state)
+    if holds_packed(params) or of_some is not None:
+        if jax.tree.leaves(some):  # else it has no slots by which to know what was trained
+            problem = of_some or problem
         raise ValueError(
             "save_checkpoint: the state could not be loaded, since it is not one of this "
-            f"transformation and these parameters: {problem}. What else the model keeps goes into "
-            "model_state; without tx any state is saved"
+            f"transformation and these parameters: {problem}. The state of a step of make_step is "
+            "that of step.tx, with what gradients= or rounding_key= put around the optimizer; what "
+            "else the model keeps goes into model_state; without tx any state is saved"
         )
     return frozenset(slots)
 
@@ -125,11 +128,12 @@ def _misfit(tx: GradientTransformation, params: Params, state: State) -> str | N
     except (TypeError, ValueError) as error:
         return str(error)
     ours, theirs = (dict(_forms(_one_by_one(unpack(x)))) for x in (state, start))
-    for path in [*ours, *theirs]:
-        there, needed = ours.get(path, "not there"), theirs.get(path, "not there")
-        if there != needed:
-            return f"{path!r} is {there}, and would be {needed}"
-    return None
+    for path, there in ours.items():
+        if path not in theirs:
+            return f"it has {path!r}, {there}, for which these have no place"
+        if there != theirs[path]:
+            return f"{path!r} is {there}, and would be {theirs[path]}"
+    return next((f"it lacks {path!r}, {x}" for path, x in theirs.items() if path not in ours), None)
 
 
 def _forms(state: State) -> Iterator[tuple[str, str]]:
@@ -188,7 +192,12 @@ class StateMatch(NamedTuple):
 
 
 def load_state_dict(
-    tx: GradientTransformation, params: Params, flat: Mapping[str, Any], strict: bool = True
+    tx: GradientTransformation,
+    params: Params,
+    flat: Mapping[str, Any],
+    strict: bool = True,
+    *,
+    state: State = None,
 ) -> State:
     """The state of a transformation from what :func:`state_dict` returned.
 
@@ -207,6 +216,7 @@ def load_state_dict(
         flat: the arrays by path.
         strict: refuse if anything is missing, left over, changed in shape, type or kind, or not
             what was written, as after a bit flip in a file; otherwise warn.
+        state: as in :func:`match_state_dict`.
 
     Returns:
         The state, on the device of the parameters if they were put on one; the arguments stay
@@ -224,7 +234,8 @@ def load_state_dict(
     >>> gradtx.slot_names(load_state_dict(tx, params, saved))
     ['mu', 'nu']
     """
-    return _strictly(match_state_dict(tx, params, flat), strict, stacklevel=3)
+    fit = match_state_dict(tx, params, flat, state=state)
+    return _strictly(fit, strict, stacklevel=3)
 
 
 def adopt_state(
@@ -250,7 +261,11 @@ def _strictly(state_match: StateMatch, strict: bool, stacklevel: int) -> State:
 
 
 def match_state_dict(
-    tx: GradientTransformation, params: Params, flat: Mapping[str, Any]
+    tx: GradientTransformation,
+    params: Params,
+    flat: Mapping[str, Any],
+    *,
+    state: State = None,
 ) -> StateMatch:
     """The result of :func:`load_state_dict` on a saved state, with a report.
 
@@ -258,12 +273,15 @@ def match_state_dict(
         tx: the transformation, perhaps another than the one that was saved.
         params: the parameters, for the shapes of what is new.
         flat: what :func:`state_dict` returned.
+        state: a state of `tx` whose types of containers the new one takes, where a library has its
+            own, such as ``opt_state`` of ``nnx.Optimizer``.
 
     States are matched by their class and their slots' names and parameters; if two fit equally
     well, their order decides, or their path if there are more of them than before.
 
     Raises:
-        ValueError: this was not written by :func:`state_dict`, or nothing in it fits.
+        ValueError: this was not written by :func:`state_dict`, nothing in it fits, or `state` is
+            not one of `tx` for these parameters.
         TypeError: an entry is not an array of numbers.
 
     >>> import gradtx
@@ -272,7 +290,12 @@ def match_state_dict(
     >>> match_state_dict(tx, jnp.ones(2), saved).missing
     ['0/count', '0/ema']
     """
-    return _match(tx, params, dict(flat) if isinstance(flat, Mapping) else flat, adopted=False)
+    flat = dict(flat) if isinstance(flat, Mapping) else flat
+    result = _match(tx, params, flat, adopted=False)
+    if state is None:
+        return result
+    leaves = dict(named("state", result.state))
+    return result._replace(state=in_containers_of("match_state_dict", "state", leaves, state))
 
 
 def _match(
@@ -559,10 +582,3 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
             f"the state dict has the format {version}; this version of gradtx reads {_VERSION}"
         )
     return dict(header)
-
-
-def listed(paths: Iterable[str]) -> str:
-    """Some paths for a message: the first of them, and how many more there are."""
-    paths = list(paths)
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return (", ".join(paths[:_SHOWN]) or "nothing") + more

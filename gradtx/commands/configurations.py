@@ -5,10 +5,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
+
 from gradtx.checkpoint.config import to_config
 from gradtx.commands.reading import read_config
 from gradtx.core.pair import GradientTransformation
 from gradtx.inspection.description import describe as description
+from gradtx.leaves.paths import path_string, with_paths
 
 
 def describe(arguments: argparse.Namespace) -> int:
@@ -16,6 +19,10 @@ def describe(arguments: argparse.Namespace) -> int:
     tx = read_config(arguments.config)
     if not isinstance(tx, GradientTransformation):
         raise TypeError(f"{tx!r:.80} is a schedule, and keeps nothing: `plot` shows its values")
+    for path, leaf in with_paths(arguments.params)[0]:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            name = path_string(path)
+            raise TypeError(f"--params: {name} is {leaf.dtype}, which is not trained: leave it out")
     report = description(tx, arguments.params)
     print(report)
     print(

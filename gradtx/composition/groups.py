@@ -1,6 +1,7 @@
 """Groups: every leaf has a label, and every label has its own transformation."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,8 @@ from gradtx.leaves.paths import (
     aligned,
     leaves_with_path,
     mask_tree,
+    path_string,
+    with_paths,
 )
 from gradtx.leaves.whole import part_of_whole
 from gradtx.types import InnerState, Params, PyTree, State, Updates
@@ -261,6 +264,10 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
 def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
     """A state for `tx` that keeps what `state` holds at the same paths, for use after regrouping.
 
+    It goes by paths alone, so that a group goes on only under its own label, and only in a run that
+    had groups before. :func:`match_state_dict` also carries over what has moved, such as to a first
+    :func:`partition`: ``match_state_dict(tx, params, state_dict(state)).state``.
+
     Args:
         tx: the transformation to continue with, which has more or fewer groups than the previous.
         params: the parameters.
@@ -268,6 +275,10 @@ def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
 
     Returns:
         ``tx.init(params)`` with every array of `state` that has the same path, shape and type.
+        A warning names slots that start anew although `state` has them at another path.
+
+    Raises:
+        ValueError: no array of `state` is at a path of the new one.
 
     >>> import gradtx
     >>> old = partition({"a": gradtx.sgd(0.1, 0.9)}, "a").init({"x": 1.0, "y": 2.0})
@@ -276,11 +287,37 @@ def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
     >>> [type(s.inner_state[0]).__name__ for s in state.inner_states.values()]
     ['TraceState', 'EmptyState']
     """
-    old_leaves = dict(jax.tree_util.tree_flatten_with_path(state)[0])
+    old = dict(with_paths(state)[0])
+    keyed, treedef = with_paths(tx.init(params))
+    new = dict(keyed)
+    stay = {path for path in new if path in old and _alike(old[path], new[path])}
+    left, fresh = ({p: x for p, x in tree.items() if p not in stay} for tree in (old, new))
+    moved = _moved(left, fresh, {path for path, _ in leaves_with_path(params)[0]})
+    if old and new and not stay:
+        raise ValueError(f"regroup: no array of the state is at a path of the new one{moved}")
+    if moved:
+        warnings.warn(f"regroup: slots start anew, since the state has them{moved}", stacklevel=2)
+    return treedef.unflatten([old[path] if path in stay else x for path, x in keyed])
 
-    def on_leaf(path: Any, new: Any) -> Any:
-        old = old_leaves.get(path, new)
-        alike = getattr(old, "shape", None) == new.shape and old.dtype == new.dtype
-        return old if alike else new
 
-    return jax.tree_util.tree_map_with_path(on_leaf, tx.init(params))
+def _alike(old: Any, new: Any) -> bool:
+    return getattr(old, "shape", None) == new.shape and old.dtype == new.dtype
+
+
+def _moved(old: dict[Any, Any], new: dict[Any, Any], params: set[Any]) -> str:
+    """What a message says of slots of the same name and parameter at other paths; or nothing."""
+
+    def slot(path: Any) -> Any:
+        starts = (i for i in range(1, len(path) + 1) if path[i:] in params)
+        return next((path[i - 1 :] for i in starts), None)
+
+    before = {slot(path): path for path in old}
+    pairs = [(before[slot(path)], path) for path in new if slot(path) and slot(path) in before]
+    pairs = [(was, path) for was, path in pairs if _alike(old[was], new[path])]
+    if not pairs:
+        return ""
+    was, path = map(path_string, pairs[0])
+    return (
+        f" at other paths, {len(pairs)} in all: {was!r} would be {path!r}. To carry them over: "
+        "match_state_dict(tx, params, state_dict(state)).state"
+    )

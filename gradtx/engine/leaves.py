@@ -77,8 +77,9 @@ def parameter(p: Any, path: Any = ()) -> Array:
         kind = getattr(p, "dtype", type(p).__name__)
         raise TypeError(
             f"the parameter at {path_string(path)!r} is {kind}: only floating-point and complex "
-            "arrays can be trained; leave it out with `trainable` or `select`, or of an Equinox "
-            "module pass eqx.filter(model, eqx.is_inexact_array)"
+            "arrays can be trained; leave it out, with `trainable` of make_step or minimize, with "
+            "select(params, ...) for init, describe and plan_step, or of an Equinox module with "
+            "eqx.filter(model, eqx.is_inexact_array)"
         )
     return cast(p, p.dtype)  # a weak type would become strong after a step, and compile again
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 
+from gradtx.leaves.paths import unboxed
 from gradtx.types import Array, State
 
 
@@ -18,12 +19,13 @@ class GuardReport(NamedTuple):
     - loss_spikes, norm_spikes: skipped because the loss, or else the norm, exceeded its limit.
     - zero: skipped because the gradient was zero.
     - consecutive: skipped since the last step that was taken.
-    - clipped: taken with a clipped gradient.
+    - clipped: taken with a gradient that the guard's own `clip_quantile` clipped.
     - broken: taken from a finite gradient, with an update that was not finite.
 
-    Of the last step, f32[]: gradient_norm, before clipping; clip_factor; update_norm and
-    update_ratio, that norm over the parameters', both 0 if the step was skipped; learning_rate, 0
-    if the optimizer has none or several; loss_scale, 1 without :func:`dynamic_loss_scale`.
+    Of the last step, f32[]: gradient_norm and clip_factor, before and of the guard's own clipping;
+    update_norm and update_ratio, that norm over the parameters', both 0 if the step was skipped;
+    learning_rate, 0 if the optimizer has none or several, which :func:`hyperparams` lists;
+    loss_scale, 1 without :func:`dynamic_loss_scale`.
     """
 
     steps: Array
@@ -55,7 +57,11 @@ def guard_report(state: State) -> GuardReport:
     """The report of the guard in a state.
 
     Args:
-        state: a state that contains that of one :func:`guard`, in a chain, a group or a wrapper.
+        state: a state that contains that of one :func:`guard`, in a chain, a group or a wrapper,
+            or in `opt_state` of Flax's ``nnx.Optimizer``.
+
+    Returns:
+        The report, in arrays.
 
     Raises:
         ValueError: it contains none, or more than one.
@@ -80,4 +86,5 @@ def guard_report(state: State) -> GuardReport:
         )
     report: GuardReport = guard_states[0].report
     scaled = [x for x in jax.tree.leaves(state, is_leaf=scales_losses) if scales_losses(x)]
-    return report._replace(loss_scale=scaled[0].loss_scale) if scaled else report
+    report = report._replace(loss_scale=scaled[0].loss_scale) if scaled else report
+    return GuardReport(*unboxed(tuple(report)))  # in nnx.Optimizer they are in variables

@@ -1,8 +1,9 @@
 """Hyperparameters: reading their current values, and replacing them."""
 
+import fnmatch
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -11,6 +12,7 @@ from gradtx import checks
 from gradtx.core.pair import GradientTransformation, transformations_in, with_extra_args_support
 from gradtx.declarations.declaration import Declaration, Declared, DeclaredData
 from gradtx.declarations.host_values import as_schedule
+from gradtx.inspection.dotted_paths import paths_ending_in
 from gradtx.leaves.paths import with_paths
 from gradtx.types import (
     INNER,
@@ -106,31 +108,24 @@ class _ByPath(dict[str, Any]):
         except KeyError:
             return default
 
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (
+            isinstance(name, str) and len(paths_ending_in(name, self)) == 1
+        )
+
     def __missing__(self, name: str) -> Any:
-        full = _paths_of(name, self)
-        if len(full) != 1:
-            problem = f"occurs at {', '.join(full)}: give the path" if full else "does not exist"
+        full = paths_ending_in(name, self)
+        if len(full) > 1:
+            raise KeyError(_ambiguity("hyperparams", name, full))
+        if not full:
             raise KeyError(
-                f"hyperparams: {name!r} {problem}; there are {', '.join(self) or 'none'}"
+                f"hyperparams: {name!r} does not exist; there are {', '.join(self) or 'none'}"
             )
         return self[full[0]]
 
 
-def _paths_of(name: str, known: Iterable[str]) -> list[str]:
-    """The known paths that end in `name`.
-
-    If there is none, those that end in its last part and have the others on the way.
-    """
-    known = list(known)
-    ending = [path for path in known if path.endswith(f".{name}")]
-    if ending or "." not in name:
-        return ending
-    return [path for path in known if _leads_past(path.split("."), name.split("."))]
-
-
-def _leads_past(path: list[str], parts: list[str]) -> bool:
-    rest = iter(path)
-    return path[-1] == parts[-1] and all(part in rest for part in parts)
+def _ambiguity(where: str, name: str, paths: list[str]) -> str:
+    return f"{where}: {name!r} occurs at {', '.join(paths)}: give the path"
 
 
 def _in_the_state(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
@@ -221,6 +216,7 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
     Args:
         tx: the transformation, or a schedule that gradtx made.
         paths: new values by path, as :func:`hyperparams` writes it: ``{"1.learning_rate": 0.1}``.
+            With ``*`` for any characters it is all of them: ``{"*.learning_rate": 0.1}``.
         arguments: new values by name, for an argument of `tx` itself or one that occurs once below.
 
     Returns:
@@ -247,11 +243,17 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
         if name in known:
             wanted[name] = value
             continue
-        full = _paths_of(name, known)
-        if len(full) != 1:
-            problem = f"occurs at {', '.join(full)}: give the path" if full else "does not exist"
-            raise ValueError(f"replace: {name!r} {problem}; the arguments are {', '.join(known)}")
-        wanted[full[0]] = value
+        full = paths_ending_in(name, known) or fnmatch.filter(known, name)
+        if len(full) > 1 and "*" not in name:
+            bare = name.rpartition(".")[2]
+            raise ValueError(
+                f"{_ambiguity('replace', name, full)}, or {{'*.{bare}': ...}} for all of that name"
+            )
+        if not full:
+            raise ValueError(
+                f"replace: {name!r} does not exist; the arguments are {', '.join(known)}"
+            )
+        wanted |= dict.fromkeys(full, value)
     new: _D = _replaced(tx, wanted)
     return new
 

@@ -1,11 +1,12 @@
 """Slots: finding them in a state by name, reading and replacing them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
+from gradtx.inspection.dotted_paths import paths_ending_in
 from gradtx.leaves.packed import packed_like, unpack
 from gradtx.leaves.paths import (
     first_difference,
@@ -63,10 +64,15 @@ def slot_names(state: State) -> list[str]:
     return list(slots_by_name(state))
 
 
-def _find(state: State, name: str) -> str:
-    """The full name of the slot `name`: with the path before it where names repeat."""
-    full = [prefix + n for prefix, n, _ in walk_slots(state)]
-    matching = [f for f in full if f == name] or [f for f in full if f.split(".")[-1] == name]
+def _find(state: State, name: str, path: Path | None = None) -> str:
+    """The full name of the slot `name`: with the path before it where names repeat.
+
+    Where several slots have this name, it is the one that has the parameter `path`.
+    """
+    slots = {prefix + n: tree for prefix, n, tree in walk_slots(state)}
+    matching = [name] if name in slots else paths_ending_in(name, slots)
+    if len(matching) > 1 and path is not None:
+        matching = [full for full in matching if _holds(slots[full], path)] or matching
     if len(matching) != 1:
         raise ValueError(
             f"there {'are several slots' if matching else 'is no slot'} {name!r}; "
@@ -75,13 +81,30 @@ def _find(state: State, name: str) -> str:
     return matching[0]
 
 
+def _holds(tree: PyTree, path: Path) -> bool:
+    """Whether a slot has an array for the parameter `path`."""
+    leaves = dict(leaves_with_path(unpack(loaded(tree)))[0])
+    return leaves.get(_key_of(leaves, path)) is not None
+
+
+def _check_holds(state: State, name: str, path: Path, slot: Any) -> None:
+    """Raise ValueError if a slot has nothing for a parameter, which another group may train."""
+    if slot is not None:
+        return
+    bare = name.rpartition(".")[2]
+    others = [prefix + n for prefix, n, x in walk_slots(state) if n == bare and _holds(x, path)]
+    instead = f"; {', '.join(others)} has" if others else ", and no other of that name has"
+    raise ValueError(f"the slot {name!r} has no entry for {path!r}{instead}")
+
+
 def get_slot(state: State, name: str, path: Path | None = None) -> Any:
     """A slot by its name.
 
     Args:
         state: a state of any transformation of gradtx.
         name: the slot's name, with the path of its transformation if the name alone occurs more
-            than once: ``"mu"``, ``"0.trace"``.
+            than once: ``"mu"``, ``"0.trace"``, or with the name of its group, ``"head.mu"``. The
+            name alone will do where only one slot of that name has the parameter `path`.
         path: the path of a parameter: ``"head/kernel"``, or as the tree prints it,
             ``"['head']['kernel']"`` or ``".head.kernel"``, or a tuple of keys; None for the whole
             tree.
@@ -91,31 +114,42 @@ def get_slot(state: State, name: str, path: Path | None = None) -> Any:
         :func:`store`, is decoded.
 
     Raises:
-        ValueError: there is no such slot or parameter (the error lists the existing ones).
+        ValueError: there is no such slot or parameter (the error lists the existing ones), or the
+            parameter is one of another group, or frozen, and this slot has no entry for it.
 
     >>> import gradtx
     >>> get_slot(gradtx.adam(1e-3).init({"w": 1.0}), "mu", "w")
     Array(0., dtype=float32)
     """
-    full = _find(state, name)
+    full = _find(state, name, path)
     tree = unpack(loaded(next(tree for prefix, n, tree in walk_slots(state) if prefix + n == full)))
     if path is None:
         return tree
-    return dict(leaves_with_path(tree)[0])[_key_path(name, tree, path)]
+    slot = dict(leaves_with_path(tree)[0])[_key_path(name, tree, path)]
+    _check_holds(state, full, path, slot)
+    return slot
 
 
-def _key_path(name: str, tree: PyTree, path: Path) -> Any:
-    """The path of the leaf of a slot that `path` names, as JAX has it."""
-    keyed = [key for key, _ in leaves_with_path(tree)[0]]
+def _key_of(keyed: Iterable[Any], path: Path) -> Any:
+    """The one of JAX's paths that `path` names, or None."""
     if isinstance(path, tuple):
         path = "/".join(path_string((k,)) if type(k) in _KEYS else str(k) for k in path)
     for key in keyed:
         printed = jax.tree_util.keystr(key)
         if path in (path_string(key), printed, printed.removeprefix(".")):
             return key
-    raise ValueError(
-        f"slot {name!r} has no {path!r}; its paths are {', '.join(map(path_string, keyed))}"
-    )
+    return None
+
+
+def _key_path(name: str, tree: PyTree, path: Path) -> Any:
+    """The path of the leaf of a slot that `path` names, as JAX has it."""
+    keyed = [key for key, _ in leaves_with_path(tree)[0]]
+    key = _key_of(keyed, path)
+    if key is None:
+        raise ValueError(
+            f"slot {name!r} has no {path!r}; its paths are {', '.join(map(path_string, keyed))}"
+        )
+    return key
 
 
 def set_slot(state: StateT, name: str, value: PyTree, path: Path | None = None) -> StateT:
@@ -138,9 +172,11 @@ def set_slot(state: StateT, name: str, value: PyTree, path: Path | None = None) 
     >>> get_slot(set_slot(state, "trace", jnp.ones(2), "w"), "trace")
     {'w': Array([1., 1.], dtype=float32)}
     """
-    old = get_slot(state, name)
+    full = _find(state, name, path)
+    old = get_slot(state, full)
     if path is not None:
         at = _key_path(name, old, path)
+        _check_holds(state, full, path, dict(leaves_with_path(old)[0])[at])
         value = map_with_paths(lambda p, leaf: value if p == at else leaf, old, is_leaf=is_leaf)
     leaves, treedef = jax.tree.flatten(old)
     new, other = jax.tree.flatten(value)
@@ -152,7 +188,6 @@ def set_slot(state: StateT, name: str, value: PyTree, path: Path | None = None) 
                 f"slot {name!r} has {before.dtype}{list(before.shape)}, not "
                 f"{getattr(after, 'dtype', type(after).__name__)}{list(np.shape(after))}"
             )
-    full = _find(state, name)
 
     def put(holder: Any, this: str, tree: PyTree) -> PyTree:
         return _kept_as(tree, value) if this == full else tree

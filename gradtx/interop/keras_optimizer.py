@@ -2,7 +2,7 @@
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from gradtx.core.pair import GradientTransformation
 from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.hyperparams import hyperparams, replace
 from gradtx.inspection.iterations import iterations, step_counters
+from gradtx.inspection.slots import map_slots, walk_slots
 from gradtx.leaves.paths import path_string
 from gradtx.numerics import cast, own_copy
 from gradtx.programs.tracing import is_tracer
@@ -29,6 +30,7 @@ from gradtx.training.estimated import (
 )
 from gradtx.training.loss_scale import divides, scale_in
 from gradtx.training.minimize import apply_gradients, scalar_loss
+from gradtx.transforms.parameter_averages import eval_params
 from gradtx.types import State
 
 
@@ -50,7 +52,8 @@ def keras_optimizer(
         learning_rate: a number, a schedule of Keras, or a function without arguments, in place of
             the rate of `tx`, which is where it starts by default.
         state: a state to continue from, such as :func:`from_keras` returned for parameters
-            ``{v.path: v.value for v in model.trainable_variables}``; by default a new one.
+            ``{v.path: v.value for v in model.trainable_variables}``; by default a new one. The name
+            of the model, which Keras numbers if it has none, may be another.
         loss_scale_factor: what the loss is multiplied by before gradients are taken, and they are
             divided by; ``keras.optimizers.LossScaleOptimizer`` around this finds it by itself.
         name: the optimizer's name.
@@ -60,9 +63,11 @@ def keras_optimizer(
 
     Returns:
         An instance of ``keras.optimizers.Optimizer``, with the attributes `tx`, the transformation
-        with the learning rate in force, and `state`, the present state:
+        with the learning rate in force, and `state`, the present state, which can be set:
         ``hyperparams(optimizer.tx, optimizer.state)``. For the averages of :func:`ema_params` take
-        ``eval_params(optimizer.tx, optimizer.state, optimizer.params)``, by path.
+        ``eval_params(optimizer.tx, optimizer.state, optimizer.params)``, by path;
+        ``optimizer.assign_eval_params()`` puts them into the model, which Keras does by itself at
+        the end of a `fit` with ``use_ema``.
 
     Raises:
         ImportError: Keras is not installed.
@@ -118,7 +123,7 @@ _INSTEAD = {
     "clipvalue": "chain(clip(...), tx)",
     "global_clipnorm": "chain(clip_by_global_norm(...), tx)",
     "weight_decay": "a tx with weight_decay, such as adamw, or decay_first(tx, decay=...)",
-    "use_ema": "chain(tx, ema_params(0.99, start=1))",
+    "use_ema": "chain(tx, ema_params(0.99, start=1)), and optimizer.assign_eval_params() after fit",
     "ema_momentum": "chain(tx, ema_params(..., start=1))",
     "ema_overwrite_frequency": "chain(tx, ema_params(0.99, start=1, overwrite_every=...))",
     "gradient_accumulation_steps": "accumulate(tx, every=...)",
@@ -208,6 +213,44 @@ def _is_on_host(leaf: Any) -> bool:
     return bool(leaf.sharding.memory_kind == "pinned_host")
 
 
+def _slot_paths(state: Any) -> list[str]:
+    """The paths of the variables for which a state has slots."""
+    trees = (tree for _, _, tree in walk_slots(state) if isinstance(tree, dict))
+    return list(dict.fromkeys(path for tree in trees for path in tree))
+
+
+def _without_model(paths: list[str]) -> list[str]:
+    """Paths without the model's name, if they all begin with one."""
+    parts = [path.partition("/") for path in paths]
+    named = len({top for top, _, _ in parts}) == 1 and all("/" in rest for _, _, rest in parts)
+    return [rest for _, _, rest in parts] if named else paths
+
+
+def _renamed(state: Any, paths: list[str]) -> Any:
+    """A state whose slots have these paths, if only the name of the model before them differs.
+
+    Keras numbers a model that has no name, so that the same model made again has another one.
+    """
+    theirs = _slot_paths(state)
+    by_rest = dict(zip(_without_model(paths), paths, strict=True))
+    names = {
+        old: by_rest.get(rest) for old, rest in zip(theirs, _without_model(theirs), strict=True)
+    }
+    if set(theirs) <= set(paths) or None in names.values():
+        return state
+
+    def put(holder: Any, name: str, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return type(tree)((names[path], slot) for path, slot in tree.items())
+
+    return map_slots(state, put)
+
+
+def _shown(paths: Iterable[str]) -> str:
+    return f"{', '.join(paths) or 'none':.200}"
+
+
 def _step(
     tx: GradientTransformation, grads: Any, params: Any, state: Any, extra_args: Any
 ) -> tuple[Any, Any]:
@@ -285,10 +328,7 @@ def _keras_class() -> Any:
             self.__dict__.update(_trained=trained)
             state = new = self._tx.init(self.params)
             if self._given is not None:
-                state = load_state_dict(self._tx, self.params, state_dict(self._given))
-                batches = _batches(self._tx, state)
-                if batches is not None:
-                    self._iterations.assign(batches)
+                state = self._continued(self._given)
             super().build(variables)  # once there is a state, or nothing is built
             paths, structure = jax.tree_util.tree_flatten_with_path(new)
             leaves = jax.tree.leaves(state)
@@ -301,6 +341,24 @@ def _keras_class() -> Any:
                     for (path, like), leaf in zip(paths, leaves, strict=True)
                 ],
             )
+
+        def _continued(self, state: Any) -> Any:
+            """A state of `tx` for these variables, whose steps Keras then counts on from."""
+            state = _renamed(state, list(self._trained))
+            try:
+                state = load_state_dict(self._tx, self.params, state_dict(state))
+            except ValueError as error:
+                error.add_note(
+                    f"keras_optimizer: the slots are those of {_shown(_slot_paths(state))}, and "
+                    f"the variables {_shown(self._trained)}: make the state for parameters "
+                    "{v.path: v.value for v in model.trainable_variables} of this model, and give "
+                    "models and layers a name, or Keras numbers them anew"
+                )
+                raise
+            batches = _batches(self._tx, state)
+            if batches is not None:
+                self._iterations.assign(batches)
+            return state
 
         def _slot(self, path: str, like: Any, value: Any) -> Any:
             """A Keras variable for a leaf of the state, sharded as ``init`` made the leaf."""
@@ -333,6 +391,42 @@ def _keras_class() -> Any:
                 for v, kind in zip(self._slots, self._kinds, strict=True)
             ]
             return self._structure.unflatten(leaves)
+
+        @state.setter
+        def state(self, state: State) -> None:
+            if not self.built:
+                self.__dict__.update(_given=state)
+                return
+            self._assign_state(self._continued(state))
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "state":  # which Keras would take apart, to track what is in it
+                object.__setattr__(self, name, value)
+            else:
+                super().__setattr__(name, value)
+
+        def _assign_state(self, state: Any) -> None:
+            for slot, leaf in zip(self._slots, jax.tree.leaves(state), strict=True):
+                slot.assign(_numbers(leaf))
+
+        def assign_eval_params(self) -> None:
+            """Set the trained variables to the averages in the state, as Keras does after `fit`.
+
+            Raises:
+                ValueError: there are no variables yet, or the state holds no average.
+            """
+            params = self.params if self.built else {}
+            new = eval_params(self._tx, self.state, params) if params else params
+            if all(new[path] is params[path] for path in params):
+                raise ValueError(
+                    "keras_optimizer: there is no average to assign: train with "
+                    "chain(tx, ema_params(0.99, start=1)) first"
+                )
+            for path, v in self._trained.items():
+                v.assign(own_copy(new[path]))  # a step gives up the buffers of both
+
+        def __repr__(self) -> str:
+            return f"keras_optimizer({self.tx!r})"
 
         @property
         def loss_scale_factor(self) -> float | None:
@@ -437,8 +531,7 @@ def _keras_class() -> Any:
                 state = with_flat(state, self._flat)
             for path, v in self._trained.items():
                 v.assign(params[path])
-            for slot, leaf in zip(self._slots, jax.tree.leaves(state), strict=True):
-                slot.assign(_numbers(leaf))
+            self._assign_state(state)
 
         def _rate_of_tx(self) -> Any:
             """The current learning rate of `tx`, where Keras sets none; 1 if `tx` has no rate."""

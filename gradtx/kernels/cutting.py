@@ -288,17 +288,8 @@ def _cut(
         for new, old in written.items()
         if new in results and old in arrays and new.aval.dtype == old.aval.dtype
     }
-    cut = Cut(
-        shape=shape,
-        blocks=next(iter(blocks), None),
-        eqns=eqns,
-        coded=coded,
-        scalars=scalars,
-        arrays=arrays,
-        outputs=outputs,
-        overwrites=overwrites,
-        last=order[-1],
-    )
+    (block,) = blocks or {None}
+    cut = Cut(shape, block, eqns, coded, scalars, arrays, outputs, overwrites, order[-1])
     return cut if fits(cut) else None
 
 

@@ -237,7 +237,6 @@ def muon(
     adam_b2: Decay = 0.999,
     adam_eps_root: NonNegative = 0.0,
     adam_weight_decay: NonNegative = 0.0,
-    adam_weight_decay_mask: Where | None = None,
     adam_learning_rate: NonNegative | None = None,
     muon_weight_dimension_numbers: DimensionNumbers | None = None,
     consistent_rms: NonNegative | None = None,
@@ -245,6 +244,7 @@ def muon(
     ns_dtype: DType | None = None,
     scale: Scale = "jordan",
     cautious_decay: bool = False,
+    adam_weight_decay_mask: Where | None = None,
 ) -> GradientTransformation:
     r"""Muon for matrices, AdamW for everything else.
 
@@ -279,8 +279,6 @@ def muon(
         adam_b2: Adam's second decay.
         adam_eps_root: Adam's second epsilon, under the root.
         adam_weight_decay: the weight decay of Adam's leaves.
-        adam_weight_decay_mask: which of Adam's leaves decay, as in :func:`add_decayed_weights`. For
-            one mask of all parameters, pass it here and as `weight_decay_mask`.
         adam_learning_rate: Adam's learning rate; `learning_rate` unless given.
         muon_weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None
             goes to Adam. Unless given, Muon takes the leaves with two dimensions.
@@ -290,6 +288,8 @@ def muon(
         scale: `k`, as in :func:`scale_by_shape`.
         cautious_decay: decay only the entries that the step moves towards zero anyway, as
             :func:`add_cautious_decayed_weights` does.
+        adam_weight_decay_mask: which of Adam's leaves decay, as in :func:`add_decayed_weights`. For
+            one mask of all parameters, pass it here and as `weight_decay_mask`.
 
     State: `PartitionState` with the groups ``"muon"`` and ``"adam"``.
 

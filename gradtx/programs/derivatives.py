@@ -89,9 +89,15 @@ def has_while(function: Callable[..., Any], *args: Any) -> bool:
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     inputs = [*jaxpr.constvars, *jaxpr.invars]  # what the function closes over may be reached too
+    closed = ClosedJaxpr(jaxpr.replace(constvars=[], invars=inputs), [])
     loops = _WhileLoops()
-    follow(ClosedJaxpr(jaxpr.replace(constvars=[], invars=inputs), []), [True] * len(inputs), loops)
+    follow(closed, list(map(is_inexact, inputs)), loops)
     return loops.are_reached
+
+
+def is_inexact(v: Any) -> bool:
+    """Whether a variable of a program has a derivative."""
+    return bool(jnp.issubdtype(v.aval.dtype, jnp.inexact))
 
 
 class Active(Lattice[bool]):
@@ -108,7 +114,7 @@ class Active(Lattice[bool]):
 
     def results(self, eqn: Any, known: list[bool]) -> list[bool]:
         reached = any(known) and eqn.primitive.name != "stop_gradient"
-        return [reached and jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
+        return [reached and is_inexact(v) for v in eqn.outvars]
 
 
 class _WhileLoops(Active):

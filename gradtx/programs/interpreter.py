@@ -26,8 +26,8 @@ def interpret(program: Any, inputs: Sequence[Any], compute: Compute) -> list[Any
     jaxpr = program.jaxpr
 
     def results(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
-        found = compute(eqn, inputs)
-        return run_equation(jaxpr, eqn, inputs) if found is None else found
+        outputs = compute(eqn, inputs)
+        return run_equation(jaxpr, eqn, inputs) if outputs is None else outputs
 
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *inputs], strict=True))
     advance(env, jaxpr.eqns, results)
@@ -49,7 +49,7 @@ def read(env: dict[Any, Any], operands: Iterable[Any]) -> list[Any]:
 
 def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     """The results of one equation of a jaxpr, whatever its primitive is."""
-    given = [x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)]
+    values = [x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)]
     alone = jaxpr.replace(
         constvars=[],
         invars=variables(eqn.invars),
@@ -57,7 +57,7 @@ def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:
         eqns=[eqn],
         effects=eqn.effects,
     )
-    return list(jaxpr_as_fun(ClosedJaxpr(alone, []))(*given))
+    return list(jaxpr_as_fun(ClosedJaxpr(alone, []))(*values))
 
 
 def variables(operands: Iterable[Any]) -> list[Any]:
@@ -71,23 +71,23 @@ def is_in(v: Any, known: Collection[Any]) -> bool:
 
 
 def needed(
-    jaxpr: Any, wanted: Iterable[Any], given: Iterable[Any] = (), effects: bool = False
+    jaxpr: Any, wanted: Iterable[Any], known: Iterable[Any] = (), effects: bool = False
 ) -> list[Any]:
-    """The equations that the wanted variables depend on, if some variables are given, in order.
+    """The equations that the wanted variables depend on, if some variables are known, in order.
 
     Args:
         jaxpr: the program.
         wanted: the variables.
-        given: variables whose values are known.
+        known: variables whose values are known.
         effects: whether equations with effects are needed too.
     """
-    left, there, found = set(wanted), set(given), []
+    left, there, eqns = set(wanted), set(known), []
     for eqn in reversed(jaxpr.eqns):
         is_needed = any(v in left and v not in there for v in eqn.outvars)
         if is_needed or (effects and eqn.effects):
-            found.append(eqn)
+            eqns.append(eqn)
             left.update(variables(eqn.invars))
-    return found[::-1]
+    return eqns[::-1]
 
 
 class Uses(NamedTuple):
@@ -117,8 +117,8 @@ def uses(eqns: Iterable[Any]) -> Uses:
 
 def called(eqn: Any) -> Any:
     """The program (a `ClosedJaxpr`) of an equation that only calls one."""
-    held = next(x for x in eqn.params.values() if isinstance(x, ClosedJaxpr | Jaxpr))
-    return held if isinstance(held, ClosedJaxpr) else ClosedJaxpr(held, ())
+    program = next(x for x in eqn.params.values() if isinstance(x, ClosedJaxpr | Jaxpr))
+    return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:

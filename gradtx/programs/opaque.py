@@ -38,9 +38,9 @@ def opaque(name: str, function: Callable[..., list[Any]]) -> Primitive:
         return results, [0] * len(results)
 
     def differentiated(primals: Any, tangents: Any, **static: Any) -> Any:
-        given = [_there(x, dx) for x, dx in zip(primals, tangents, strict=True)]
+        tangent_arrays = [_there(x, dx) for x, dx in zip(primals, tangents, strict=True)]
         run = functools.partial(function, **static)
-        results, changes = jax.jvp(run, list(primals), given)
+        results, changes = jax.jvp(run, list(primals), tangent_arrays)
         return results, [_zero(x, dx) for x, dx in zip(results, changes, strict=True)]
 
     primitive.def_impl(function)

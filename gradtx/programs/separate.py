@@ -98,18 +98,18 @@ def free(shape: Sequence[int], is_random: bool = False) -> Free:
     return Free(flat, frozenset() if is_random else None)
 
 
-def check_owner(found: Kind, expected: Kind) -> None:
+def check_owner(kind: Kind, expected: Kind) -> None:
     """Raise Mixed unless a new array's entries have the owners of the array that it replaces."""
     if not isinstance(expected, Layered):
         return
-    if isinstance(found, Free):
-        same = found.flat if found.drawn is None else found.drawn
+    if isinstance(kind, Free):
+        same = kind.flat if kind.drawn is None else kind.drawn
         if expected.axis is not None and expected.axis not in same:
             raise Mixed("a result that differs between layers is not computed from them")
     elif expected.axis is None:
-        if not set(found.owners.tolist()) <= {NOBODY, OUTSIDE}:
+        if not set(kind.owners.tolist()) <= {NOBODY, OUTSIDE}:
             raise Mixed("what is kept of other leaves, or of all, is computed from the layers")
-    elif found.axis not in (expected.axis, None) or any(found.owners != expected.owners):
+    elif kind.axis not in (expected.axis, None) or any(kind.owners != expected.owners):
         raise Mixed("a layer is computed from others")
 
 
@@ -220,11 +220,11 @@ class Owners(Lattice[Kind]):
         if all(isinstance(k, Free) for k in known):
             if name == "broadcast_in_dim":
                 return [_broadcast(eqn, known)]
-            made = [free(shape, is_random) for shape in shapes]
+            kinds = [free(shape, is_random) for shape in shapes]
             if name == "random_bits" and is_random:
-                own = range(len(eqn.invars[0].aval.shape), len(shapes[0]))
-                return [x._replace(drawn=frozenset(own)) for x in made]
-            return list(made)
+                drawn = range(len(eqn.invars[0].aval.shape), len(shapes[0]))
+                return [x._replace(drawn=frozenset(drawn)) for x in kinds]
+            return list(kinds)
         if is_random:
             _check_outside(name, known)
         if name in _OTHERS:
@@ -250,10 +250,10 @@ def _unified(name: str, a: Any, b: Any) -> Any:
     differ = a != b
     if np.any(differ & (a != NOBODY) & (b != NOBODY)):
         raise Mixed(name)
-    found = np.where(a == NOBODY, b, a)
-    if len(np.unique(found[differ & (found >= 0)])) > 1:
+    owners = np.where(a == NOBODY, b, a)
+    if len(np.unique(owners[differ & (owners >= 0)])) > 1:
         raise Mixed(f"{name} with what is filled in, which may differ between layers")
-    return found
+    return owners
 
 
 def _joined(name: str, kinds: Sequence[Layered], shape: Sequence[int]) -> Layered:
@@ -285,17 +285,17 @@ def _elementwise(eqn: Any, kinds: Sequence[Kind]) -> Kind:
         if axes is not None:  # what is drawn is no longer alike after a product with, say, an iota
             axes = axes.intersection(*(k.flat for k in others if not _is_random(k)))
         return Free(flat, axes)
-    found = _joined(name, owned, shape)
-    _check_same(name, found, [*others, *scalars])
-    return found
+    joined = _joined(name, owned, shape)
+    _check_same(name, joined, [*others, *scalars])
+    return joined
 
 
 def _stretched(kind: Free, before: Sequence[int], after: Sequence[int]) -> Free:
     """The kind of an array that is repeated along axes of size 1 to have a shape."""
     if kind.drawn is None:
         return kind
-    kept = [i for i in kind.drawn if before[i] == after[i]]
-    return kind._replace(drawn=frozenset(kept))
+    drawn = [i for i in kind.drawn if before[i] == after[i]]
+    return kind._replace(drawn=frozenset(drawn))
 
 
 def _check_same(name: str, kind: Layered, others: Sequence[Kind]) -> None:
@@ -327,8 +327,8 @@ def _broadcast(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     if isinstance(kind, Free):
         new = set(range(len(shape))) - set(to)
         same = {to[i] for i, n in enumerate(before) if i in kind.flat or n != shape[to[i]]}
-        kept = {to[i] for i in kind.drawn or () if before[i] == shape[to[i]]}
-        return Free(frozenset(new | same), None if kind.drawn is None else frozenset(kept))
+        drawn = {to[i] for i in kind.drawn or () if before[i] == shape[to[i]]}
+        return Free(frozenset(new | same), None if kind.drawn is None else frozenset(drawn))
     if kind.axis is None or before[kind.axis] != shape[to[kind.axis]]:
         return Layered(None, np.unique(kind.owners))
     return Layered(to[kind.axis], kind.owners)
@@ -413,8 +413,8 @@ def _slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 def _check_alike(owners: Any, taken: Any) -> None:
     """Raise Mixed unless of layers whose numbers follow each other the same entries are taken."""
-    found = np.unique(owners[owners >= 0])
-    for a, b in itertools.pairwise(found.tolist()):
+    layers = np.unique(owners[owners >= 0])
+    for a, b in itertools.pairwise(layers.tolist()):
         if b == a + 1 and not np.array_equal(taken[owners == a], taken[owners == b]):
             raise Mixed("a slice of some of the layers")
 
@@ -423,10 +423,10 @@ def _dynamic_slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     kind = kinds[0]
     if isinstance(kind, Free) or any(isinstance(k, Layered) for k in kinds[1:]):
         raise Mixed("dynamic_slice")
-    whole = kind.axis is None or (
+    takes_all = kind.axis is None or (
         eqn.outvars[0].aval.shape[kind.axis] == eqn.invars[0].aval.shape[kind.axis]
     )
-    return kind if whole else _of_one("dynamic_slice", kind)
+    return kind if takes_all else _of_one("dynamic_slice", kind)
 
 
 def _pad(eqn: Any, kinds: Sequence[Kind]) -> Kind:
@@ -476,7 +476,7 @@ def _unstack(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     (contracted, batched) = eqn.params["dimension_numbers"]
     ranks = [len(v.aval.shape) for v in eqn.invars]
-    count, found = len(batched[0]), []
+    count, owned = len(batched[0]), []
     others = [
         [a for a in range(rank) if a not in (*contracted[side], *batched[side])]
         for side, rank in enumerate(ranks)
@@ -488,14 +488,14 @@ def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
         begin = count + (len(others[0]) if side else 0)
         place |= {axis: begin + i for i, axis in enumerate(others[side])}
         if isinstance(kind, Free):
-            own = {place[a] for a in kind.flat if a in place}
+            flat = {place[a] for a in kind.flat if a in place}
             elsewhere = set(range(len(eqn.outvars[0].aval.shape))) - set(place.values())
-            others_free.append(Free(frozenset(own | elsewhere)))
+            others_free.append(Free(frozenset(flat | elsewhere)))
         elif kind.axis in place:
-            found.append(Layered(place[kind.axis], kind.owners))
+            owned.append(Layered(place[kind.axis], kind.owners))
         else:
-            found.append(_of_one("dot_general", kind))
-    kind = _joined("dot_general", found, eqn.outvars[0].aval.shape)
+            owned.append(_of_one("dot_general", kind))
+    kind = _joined("dot_general", owned, eqn.outvars[0].aval.shape)
     _check_same("dot_general", kind, others_free)
     return kind
 

@@ -102,10 +102,10 @@ def traced_once(
         # computed there, outside of the function.
         results[first] = function(*calls[first])
         if len(others) + 1 < FEW_LEAVES:
-            made = [function(*calls[i]) for i in others]
+            trees = [function(*calls[i]) for i in others]
         else:
-            made = _called(name, function, calls[first], [flat[i][0] for i in others])
-        for i, result in zip(others, made, strict=True):
+            trees = _called(name, function, calls[first], [flat[i][0] for i in others])
+        for i, result in zip(others, trees, strict=True):
             results[i] = result
     return results
 
@@ -127,14 +127,14 @@ def _called(
         size = max(1, math.isqrt(len(calls) // len(jaxpr.eqns)))
 
         def body(*arrays: Any) -> Any:
-            common, own = arrays[: len(shared)], arrays[len(shared) :]
-            return [x for leaves in _parts(own, width) for x in run(*common, *leaves)]
+            common, call_leaves = arrays[: len(shared)], arrays[len(shared) :]
+            return [x for leaves in _parts(call_leaves, width) for x in run(*common, *leaves)]
 
         body.__name__ = name
         group = _bound(jax.make_jaxpr(jax.jit(body))(*shared, *calls[0] * size).jaxpr)
         for some in _parts(calls[: len(calls) // size * size], size):
-            made = group(*shared, *itertools.chain.from_iterable(some))
-            results += _parts(made, structure.num_leaves)
+            outputs = group(*shared, *itertools.chain.from_iterable(some))
+            results += _parts(outputs, structure.num_leaves)
     results += [run(*shared, *leaves) for leaves in calls[len(results) :]]
     return list(map(structure.unflatten, results))
 
@@ -173,8 +173,8 @@ def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
     shapes = [x for x in leaves if is_shape(x)]
 
     def of_shapes(*values: Any) -> Any:
-        given = iter(values)
-        return function(structure.unflatten([next(given) if is_shape(x) else x for x in leaves]))
+        arrays = iter(values)
+        return function(structure.unflatten([next(arrays) if is_shape(x) else x for x in leaves]))
 
     unknown = object()
 
@@ -182,9 +182,9 @@ def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
         return [unknown] * len(eqn.outvars) if any(x is unknown for x in inputs) else None
 
     closed, out = jax.make_jaxpr(of_shapes, return_shape=True)(*shapes)
-    found = interpret(closed, [unknown] * len(shapes), compute)
+    outputs = interpret(closed, [unknown] * len(shapes), compute)
     results, of_result = jax.tree.flatten(out)
-    pairs = zip(results, found, strict=True)
+    pairs = zip(results, outputs, strict=True)
     return of_result.unflatten(
         [shape if x is unknown else jnp.asarray(x, shape.dtype) for shape, x in pairs]
     )

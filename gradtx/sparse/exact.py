@@ -57,8 +57,8 @@ def dense_rows(inner: GradientTransformation) -> GradientTransformation:
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        given = inner_step.extra_args
-        for_line_searches = {"grad": dense(given["grad"])} if "grad" in given else {}
+        extra_args = inner_step.extra_args
+        for_line_searches = {"grad": dense(extra_args["grad"])} if "grad" in extra_args else {}
         return inner_step(dense(updates), state, params, **for_line_searches)
 
     return around(inner, None, run)
@@ -223,8 +223,8 @@ def _caught_up(
     """The parameters and the state with the steps that the rows have missed."""
     if not isinstance(state, ExactRowsState):
         raise TypeError(f"exact_rows: expected its own state, not {type(state).__name__}")
-    kept = state.last  # padded where the state is divided between devices
-    last = jax.tree.map(lambda x: x.load() if is_stored(x) else x, kept, is_leaf=is_stored)
+    stored_last = state.last  # padded where the state is divided between devices
+    last = jax.tree.map(lambda x: x.load() if is_stored(x) else x, stored_last, is_leaf=is_stored)
     at = jax.tree.map(_indices, last, touched(), is_leaf=is_leaf)
     if not jax.tree.leaves(at, is_leaf=_is_all):
         return params, state
@@ -240,7 +240,10 @@ def _caught_up(
             with whole_leaves(params):  # masks see all parameters, not a few rows
                 params, state = _catch_up_table(inner, params, state, only)
     last = jax.tree.map(
-        lambda x, new: x.store(new) if is_stored(x) else new, kept, state.last, is_leaf=is_stored
+        lambda x, new: x.store(new) if is_stored(x) else new,
+        stored_last,
+        state.last,
+        is_leaf=is_stored,
     )
     return params, state._replace(last=last)
 
@@ -252,31 +255,31 @@ def _catch_up_table(
     slots, count = _SlotsOfRows(inner, state.inner_state, at), state.count
     last = jax.tree.map(lambda x, i: _take(x, i, _NEVER), state.last, at, is_leaf=is_leaf)
     few = jax.tree.map(_take, params, at, is_leaf=is_leaf)
-    kept = slots.take()
-    horizon = _horizon(inner, few, kept, slots)
+    row_slots = slots.take()
+    horizon = _horizon(inner, few, row_slots, slots)
 
-    def update(ago: Array, row: PyTree, kept: list[Array], **extra: Any) -> tuple[PyTree, Any]:
+    def update(ago: Array, row: PyTree, row_slots: list[Array], **extra: Any) -> tuple[PyTree, Any]:
         # A row is a table of one, since a rule may take means over rows.
-        table, held = jax.tree.map(lambda x: x[None], (row, kept))
+        table, table_slots = jax.tree.map(lambda x: x[None], (row, row_slots))
         zeros = jax.tree.map(jnp.zeros_like, table)
-        updates, new = inner.update(zeros, slots.state(held, ago), table, **extra)
+        updates, new = inner.update(zeros, slots.state(table_slots, ago), table, **extra)
         moved = apply_updates(table, updates), slots.within(new)
         return jax.tree.map(lambda x: x[0], moved)
 
-    def take_missed(last: Array, row: PyTree, kept: list[Array]) -> tuple[PyTree, list[Array]]:
+    def take_missed(last: Array, row: PyTree, row_slots: list[Array]) -> tuple[PyTree, list[Array]]:
         missed = count - last
         taken = missed if horizon is None else jnp.minimum(missed, horizon)
 
         def step(now: tuple[Array, PyTree, list[Array]]) -> tuple[Array, PyTree, list[Array]]:
-            j, row, kept = now
-            return j + 1, *update(missed - j, row, kept)
+            j, row, row_slots = now
+            return j + 1, *update(missed - j, row, row_slots)
 
-        start = jnp.zeros_like(count), row, kept
-        _, row, kept = jax.lax.while_loop(lambda now: now[0] < taken, step, start)
+        start = jnp.zeros_like(count), row, row_slots
+        _, row, row_slots = jax.lax.while_loop(lambda now: now[0] < taken, step, start)
         if horizon is not None:
             rest = missed - taken
-            kept = update(rest, row, kept, skipped=SkippedSteps(rest))[1]
-        return row, kept
+            row_slots = update(rest, row, row_slots, skipped=SkippedSteps(rest))[1]
+        return row, row_slots
 
     seen = jax.tree.leaves(last)[0].reshape(-1)
 
@@ -284,30 +287,30 @@ def _catch_up_table(
         return jnp.array(False), *jax.vmap(take_missed)(seen, *now[1:])
 
     # A loop of one iteration or none: unlike a conditional, it copies nothing if no row is behind.
-    start = jnp.any(seen < count), few, kept
-    _, few, kept = jax.lax.while_loop(lambda now: now[0], all_rows, start)
+    start = jnp.any(seen < count), few, row_slots
+    _, few, row_slots = jax.lax.while_loop(lambda now: now[0], all_rows, start)
     # Never below its old value: so it is read before it is written, and need not be copied.
     last = jax.tree.map(lambda x: jnp.maximum(x, count), last)
     return jax.tree.map(_put, params, at, few, is_leaf=is_leaf), ExactRowsState(
-        count, jax.tree.map(_put, state.last, at, last, is_leaf=is_leaf), slots.put(kept)
+        count, jax.tree.map(_put, state.last, at, last, is_leaf=is_leaf), slots.put(row_slots)
     )
 
 
 def _horizon(
-    inner: GradientTransformation, params: Params, kept: list[Array], slots: "_SlotsOfRows"
+    inner: GradientTransformation, params: Params, row_slots: list[Array], slots: "_SlotsOfRows"
 ) -> int | None:
     """After how many steps with zero gradients nothing moves any more; None if that is unknown."""
     probe = SkippedSteps(jnp.zeros([], jnp.int32))
 
-    def paused(params: Params, kept: list[Array]) -> Any:
+    def paused(params: Params, row_slots: list[Array]) -> Any:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return inner.update(zeros, slots.state(kept, probe.steps), params, skipped=probe)[0]
+        return inner.update(zeros, slots.state(row_slots, probe.steps), params, skipped=probe)[0]
 
     try:
-        jax.eval_shape(paused, params, kept)
+        jax.eval_shape(paused, params, row_slots)
     except CannotSkip:
         return None
-    return probe.advanced.horizon if probe.advanced.slots == len(kept) else None
+    return probe.advanced.horizon if probe.advanced.slots == len(row_slots) else None
 
 
 _NEVER = np.iinfo(np.int32).max
@@ -320,8 +323,8 @@ class _SlotsOfRows:
         tx: the transformation; state: its state; at: the rows, a tree like the parameters.
     """
 
-    def __init__(self, tx: GradientTransformation, whole: State, at: PyTree) -> None:
-        self._tx, self._whole, self._at = tx, whole, at
+    def __init__(self, tx: GradientTransformation, state: State, at: PyTree) -> None:
+        self._tx, self._state, self._at = tx, state, at
 
     def _map(self, function: Any, state: State, others: Any = None) -> State:
         return map_params(
@@ -334,37 +337,37 @@ class _SlotsOfRows:
         )
 
     def _list(self, function: Any, state: State) -> list[Any]:
-        found: list[Any] = []
+        row_slots: list[Any] = []
 
         def on_slot(x: Any, i: Any) -> None:
             if i is not None:
-                found.append(function(x, i))
+                row_slots.append(function(x, i))
 
         self._map(on_slot, state)
-        return found
+        return row_slots
 
     def take(self) -> list[Array]:
         """The slots of the rows."""
-        return self._list(_take, self._whole)
+        return self._list(_take, self._state)
 
     def within(self, state: State) -> list[Array]:
         """The slots of a state made by :meth:`state`."""
         return self._list(lambda x, i: x, state)
 
-    def put(self, kept: list[Array]) -> State:
+    def put(self, row_slots: list[Array]) -> State:
         """The whole state with other slots for the rows."""
-        new = iter(kept)
-        return self._map(lambda x, i: x if i is None else _put(x, i, next(new)), self._whole)
+        new = iter(row_slots)
+        return self._map(lambda x, i: x if i is None else _put(x, i, next(new)), self._state)
 
-    def state(self, kept: list[Array], ago: Array) -> State:
+    def state(self, row_slots: list[Array], ago: Array) -> State:
         """A state for these rows only, with its counters set back."""
-        new = iter(kept)
+        new = iter(row_slots)
 
         def counter(x: Any) -> Any:
-            whole = jnp.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.integer)
-            return x - ago.astype(x.dtype) if whole else x
+            is_count = jnp.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.integer)
+            return x - ago.astype(x.dtype) if is_count else x
 
-        return self._map(lambda x, i: None if i is None else next(new), self._whole, others=counter)
+        return self._map(lambda x, i: None if i is None else next(new), self._state, others=counter)
 
 
 class _All:
@@ -375,10 +378,10 @@ def _is_all(x: Any) -> bool:
     return isinstance(x, _All)
 
 
-def _indices(last: Any, given: Any) -> Any:
-    if last is None or given is None or not last.size:
+def _indices(last: Any, touched: Any) -> Any:
+    if last is None or touched is None or not last.size:
         return None
-    return given.coalesce().indices if is_rows(given) else _All()
+    return touched.coalesce().indices if is_rows(touched) else _All()
 
 
 def _take(x: Any, at: Any, past: Any = 0) -> Any:

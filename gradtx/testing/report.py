@@ -39,10 +39,11 @@ class RuleReport:
         abilities: what not every transformation does, each with the reason why this one does not;
             empty where it does.
         parameter_bytes: the bytes of the parameters.
-        state_bytes: the bytes of the state.
+        state_bytes: the bytes of the state; None if `init` fails.
         undivided: leaves of the state that stay whole on every device where the parameters are
-            divided.
-        communicates: what devices send each other for a step where the parameters are divided.
+            divided; None if that could not be tried.
+        communicates: what devices send each other for a step where the parameters are divided, or
+            why it could not be tried.
     """
 
     transformation: str
@@ -50,8 +51,8 @@ class RuleReport:
     scope: str | None
     abilities: dict[str, str] = field(default_factory=dict)
     parameter_bytes: int = 0
-    state_bytes: int = 0
-    undivided: tuple[str, ...] = ()
+    state_bytes: int | None = None
+    undivided: tuple[str, ...] | None = None
     communicates: str = ""
 
     @property
@@ -92,10 +93,15 @@ class RuleReport:
             lines.append(f"  {shown[result.outcome]:5}  {result.name:{width}}  {result.promise}")
             lines += _indented(result.reason, 9)
         lines.append(f"scope: {self.scope or 'not known: init and update are written by hand'}")
-        beside = f"state: {self.state_bytes:,} bytes, beside {self.parameter_bytes:,} of parameters"
-        lines.append(beside)
-        whole = f"whole on every device: {', '.join(self.undivided)}" if self.undivided else ""
-        lines.append(f"sharded: {whole or 'all of the state is divided with its parameters'}")
+        if self.state_bytes is not None:
+            beside = f"{self.state_bytes:,} bytes, beside {self.parameter_bytes:,} of parameters"
+            lines.append(f"state: {beside}")
+        whole = "all of the state is divided with its parameters"
+        if self.undivided is None:
+            whole = "not tried"
+        elif self.undivided:
+            whole = f"whole on every device: {', '.join(self.undivided)}"
+        lines.append(f"sharded: {whole}")
         if self.communicates:
             lines += _indented(self.communicates, 9)
         for name, reason in self.abilities.items():

@@ -16,7 +16,8 @@ from gradtx.types import Params, PyTree, State, Updates
 from gradtx.types.keys import is_key
 
 STEPS = 3
-SHAPES = {"b": (4,), "w": (4, 2)}
+# One side of the matrix is longer by one: bases of what its gradients miss are then unique.
+SHAPES = {"b": (4,), "w": (3, 2)}
 
 
 def some_params(dtype: Any = jnp.float32) -> Params:

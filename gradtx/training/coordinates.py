@@ -65,10 +65,10 @@ class CoordinateCheck:
 
         figure = Figure(figsize=(9, 4), layout="constrained")
         titles = ("at the start", "change")
-        for axes, title, found in zip(
+        for axes, title, curves in zip(
             figure.subplots(1, 2), titles, (self.sizes, self.changes), strict=True
         ):
-            for name, values in found.items():
+            for name, values in curves.items():
                 axes.loglog(self.widths, values, marker="o", label=name)
             axes.set(title=title, xlabel="width", ylabel="root mean square")
         axes.legend()
@@ -118,14 +118,14 @@ def coordinate_check(
     >>> import jax.numpy as jnp
     >>> def make(width):
     ...     return {"w": jnp.ones(width) / width}, gradtx.sgd(0.1 / width)
-    >>> found = coordinate_check(
+    >>> check = coordinate_check(
     ...     make,
     ...     lambda p, x: (x * p["w"].sum() - 2) ** 2,
     ...     lambda p, x: {"sum": x * p["w"].sum()},
     ...     1.0,
     ...     (4, 16),
     ... )
-    >>> found.passed
+    >>> check.passed
     True
     """
     if len(set(widths)) < 2 or list(widths) != sorted(widths):

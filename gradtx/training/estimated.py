@@ -131,13 +131,13 @@ def estimator_of(tx: GradientTransformation) -> Estimator | None:
     Raises:
         ValueError: those of a transformation within `tx` are, whose loss is not seen there.
     """
-    own: Estimator | None = tx.traits.estimator
-    if own is None and any(part.traits.estimator is not None for part in tx.within):
+    estimator: Estimator | None = tx.traits.estimator
+    if estimator is None and any(part.traits.estimator is not None for part in tx.within):
         raise ValueError(
             "estimated_gradients must be the outermost transformation, once: what is around it "
             "would get gradients of a backward pass: write estimated_gradients(chain(...), ...)"
         )
-    return own
+    return estimator
 
 
 def key_in(state: State) -> Array:
@@ -161,11 +161,11 @@ def _own_state(state: State) -> EstimatedGradientsState:
 
 def with_flat(state: State, flat: Array) -> State:
     """The state after a step, which counts whether the values of the loss did not differ."""
-    steps, found = state.flat_steps, flat.astype(jnp.int32)
-    own = varying_axes(jax.typeof(found)) - varying_axes(jax.typeof(steps))
-    if own:  # devices have losses of their own, and the state is that of all
-        found = jax.lax.pmin(found, tuple(sorted(own)))
-    return state._replace(flat_steps=steps + found)
+    steps, flat_step = state.flat_steps, flat.astype(jnp.int32)
+    axes = varying_axes(jax.typeof(flat_step)) - varying_axes(jax.typeof(steps))
+    if axes:  # devices have losses of their own, and the state is that of all
+        flat_step = jax.lax.pmin(flat_step, tuple(sorted(axes)))
+    return state._replace(flat_steps=steps + flat_step)
 
 
 def optimizer_of(tx: GradientTransformation) -> GradientTransformation:

@@ -73,17 +73,19 @@ class EstimatedLoops:
         run = jaxpr_as_fun(params["jaxpr"])
         consts, carries = scan_sizes(stage.eqn)
         first = consts + carries
-        own = {first + stack.at: stack for stack in stage.stacks}
+        stacks = {first + stack.at: stack for stack in stage.stacks}
         # Not the inputs: these may be stacks that were cast as a whole.
-        inputs = [self.leaves[own[at].leaf] if at in own else x for at, x in enumerate(inputs)]
+        inputs = [
+            self.leaves[stacks[at].leaf] if at in stacks else x for at, x in enumerate(inputs)
+        ]
 
         def body(carry: list[Any], of_turn: tuple[Array, list[Any]]) -> Any:
             j, xs = of_turn
-            given = [*inputs[:consts], *carry, *xs]
-            for at, stack in own.items():
+            operands = [*inputs[:consts], *carry, *xs]
+            for at, stack in stacks.items():
                 z = self.directions.layer(stack.leaf, j, k)
-                given[at] = cast(moved(given[at], step, z), stack.dtype)
-            results = run(*given)
+                operands[at] = cast(moved(operands[at], step, z), stack.dtype)
+            results = run(*operands)
             return results[:carries], results[carries:]
 
         last, ys = jax.lax.scan(

@@ -36,9 +36,9 @@ def _scales(state: State) -> list[Array]:
     def inner(x: Any) -> bool:
         return x is not state and scales_losses(x)
 
-    own = [state.loss_scale] if scales_losses(state) else []
+    outermost = [state.loss_scale] if scales_losses(state) else []
     parts = filter(scales_losses, jax.tree.leaves(state, is_leaf=inner))
-    return own + [scale for part in parts for scale in _scales(part)]
+    return outermost + [scale for part in parts for scale in _scales(part)]
 
 
 def divides(tx: GradientTransformation) -> bool:

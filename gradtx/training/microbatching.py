@@ -68,8 +68,10 @@ def microbatch(
         raise ValueError(f"microbatch: {len(axes)} in_axes for {len(where)} arguments")
 
     def parted(*args: Any, **kwargs: Any) -> Any:
-        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        size = _batch_size({key: (given[key], axis) for key, axis in zip(where, axes, strict=True)})
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        size = _batch_size(
+            {key: (arguments[key], axis) for key, axis in zip(where, axes, strict=True)}
+        )
         parts, rest = divmod(size, microbatch_size)
         if num_real_microbatches is not None and rest:
             raise ValueError(
@@ -78,9 +80,9 @@ def microbatch(
             )
 
         def call(take: Callable[[Array, int], Array]) -> Any:
-            new = dict(given)
+            new = dict(arguments)
             for key, axis in zip(where, axes, strict=True):
-                new[key] = jax.tree.map(lambda x, axis=axis: take(x, axis), given[key])
+                new[key] = jax.tree.map(lambda x, axis=axis: take(x, axis), arguments[key])
             return fun(*(new[i] for i in range(len(args))), **{k: new[k] for k in kwargs})
 
         def one(i: Any) -> Any:
@@ -113,10 +115,10 @@ def microbatch(
     return parted
 
 
-def _batch_size(given: dict[Any, tuple[PyTree, int]]) -> int:
+def _batch_size(arguments: dict[Any, tuple[PyTree, int]]) -> int:
     sizes = {
         f"{key}{jax.tree_util.keystr(path)}": jnp.shape(x)[axis]
-        for key, (tree, axis) in given.items()
+        for key, (tree, axis) in arguments.items()
         for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
     if len(set(sizes.values())) != 1:
@@ -127,8 +129,8 @@ def _batch_size(given: dict[Any, tuple[PyTree, int]]) -> int:
 def _every_nth(x: Array, axis: int, i: Any, parts: int, size: int) -> Array:
     """Examples `i`, `i + parts`, `i + 2 parts`, ...: some of the examples of every device."""
     axis %= jnp.ndim(x)
-    whole = jax.lax.slice_in_dim(jnp.asarray(x), 0, parts * size, axis=axis)
-    split = whole.reshape(*whole.shape[:axis], size, parts, *whole.shape[axis + 1 :])
+    batch = jax.lax.slice_in_dim(jnp.asarray(x), 0, parts * size, axis=axis)
+    split = batch.reshape(*batch.shape[:axis], size, parts, *batch.shape[axis + 1 :])
     return jax.lax.dynamic_index_in_dim(split, i, axis + 1, keepdims=False)
 
 
@@ -154,8 +156,8 @@ def _add(how: str, carry: Array, x: Array, i: Any) -> Array:
 def _finish(how: str, total: Array, last: Any, like: Any, weights: tuple[Any, int, int]) -> Array:
     examples, size, rest = weights
     if how == "concat":
-        whole = total.reshape(-1, *total.shape[2:])
-        return whole if last is None else jnp.concatenate([whole, last])
+        entries = total.reshape(-1, *total.shape[2:])
+        return entries if last is None else jnp.concatenate([entries, last])
     if how == "mean":
         total = total * size
         total = total if last is None else total + widen(last) * rest

@@ -72,17 +72,21 @@ class LossFn(Protocol[_Params_contra, _Value_co]):
     def __call__(self, params: _Params_contra, /, *args: Any, **kwargs: Any) -> _Value_co: ...
 
 
-def check_order(where: str, **given: Any) -> None:
+def check_order(where: str, **arguments: Any) -> None:
     """Raise TypeError if arguments, named in their right order, have changed places."""
     # A function in place of `tx` is a builder that was not called, which other checks report.
-    right = _is_transformation(given["tx"]) or ("loss_fn" in given and callable(given["tx"]))
-    if "loss_fn" in given:
-        right &= callable(given["loss_fn"]) and not _is_transformation(given["loss_fn"])
-    right &= not any(_is_transformation(given.get(k)) for k in ("params", "grads", "state"))
-    right &= not any(is_state(given.get(k)) for k in ("params", "grads"))
+    right = _is_transformation(arguments["tx"]) or (
+        "loss_fn" in arguments and callable(arguments["tx"])
+    )
+    if "loss_fn" in arguments:
+        right &= callable(arguments["loss_fn"]) and not _is_transformation(arguments["loss_fn"])
+    right &= not any(_is_transformation(arguments.get(k)) for k in ("params", "grads", "state"))
+    right &= not any(is_state(arguments.get(k)) for k in ("params", "grads"))
     if not right:
-        kinds = ", ".join(map(_kind, given.values()))
-        raise TypeError(f"{where} takes {', '.join(given)}, in this order; it was given {kinds}")
+        kinds = ", ".join(map(_kind, arguments.values()))
+        raise TypeError(
+            f"{where} takes {', '.join(arguments)}, in this order; it was given {kinds}"
+        )
 
 
 def _kind(x: Any) -> str:
@@ -313,18 +317,18 @@ def step_inside(
         where=where,
         sharding=sharding,
     )
-    found = None
+    estimated = None
     if gradients is not None:
-        found = EstimatedLoops(gradients, key_in(state), read.loops, read.leaves, has_aux)
+        estimated = EstimatedLoops(gradients, key_in(state), read.loops, read.leaves, has_aux)
     new, inner, value, aux = read.run(
         inner,
         lambda value: _seed(value, grad_loss, scale),
         lambda value: {"value": value, **(extra_args or {})},
-        found,
+        estimated,
     )
-    if gradients is not None and found is not None:
-        say_if_flat(gradients, found.flat, value, read.trained)
-        inner = after_step(state, found.flat, inner)
+    if gradients is not None and estimated is not None:
+        say_if_flat(gradients, estimated.flat, value, read.trained)
+        inner = after_step(state, estimated.flat, inner)
     return merge(new, params), inner, (value, aux) if has_aux else value
 
 
@@ -347,8 +351,8 @@ def before_gradients(tx: GradientTransformation, state: State = None) -> BeforeF
     Raises:
         ValueError: a transformation within `tx` has such a function, and `tx` has none.
     """
-    own = tx.traits.before_gradients
-    if own is None:
+    before = tx.traits.before_gradients
+    if before is None:
         for x in jax.tree.leaves(state, is_leaf=lambda x: hasattr(type(x), "outermost")):
             if hasattr(type(x), "outermost"):
                 raise not_outermost(x.outermost)
@@ -356,7 +360,7 @@ def before_gradients(tx: GradientTransformation, state: State = None) -> BeforeF
             if inner.traits.before_gradients is not None:
                 named = inner.declaration
                 raise not_outermost(None if named is None else named.name)
-    return own
+    return before
 
 
 def apply_gradients(
@@ -443,11 +447,11 @@ def check_gradients(grads: Updates, params: Params) -> None:
     """
     grads, params = as_arrays(grads), as_arrays(params)
     leaves, treedef = leaves_with_path(params)
-    given = aligned("parameters and gradients are different trees", params, treedef, grads)
-    trained = [g for (_, p), g in zip(leaves, given, strict=True) if p is not None]
+    grad_leaves = aligned("parameters and gradients are different trees", params, treedef, grads)
+    trained = [g for (_, p), g in zip(leaves, grad_leaves, strict=True) if p is not None]
     if trained and all(g is None for g in trained):
         raise ValueError("no parameter has a gradient: all of them are None")
-    for (path, p), g in zip(leaves, given, strict=True):
+    for (path, p), g in zip(leaves, grad_leaves, strict=True):
         if g is None:
             continue
         if p is None:
@@ -575,13 +579,13 @@ def minimize(
         loss = scalar_loss(loss_fn, has_aux, any_shape=False)
         return loss(merge(packed_like(at, trained), params), *args)[0]
 
-    given = {
+    arguments = {
         "value": value,
         "grad": unscaled(grads, scale),
         "value_fn": value_fn,
         **(extra_args or {}),
     }
-    new, state = take_step(tx, grads, state, trained, **given)
+    new, state = take_step(tx, grads, state, trained, **arguments)
     state = state if flat is None else with_flat(state, flat)
     told: Any = (value, aux) if has_aux else value
     return merge(new, params), state, told

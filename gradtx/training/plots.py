@@ -46,17 +46,17 @@ def plot_runs(runs: Mapping[str, Any], loss_fn: Callable[..., Any] | None = None
     >>> def loss(x):
     ...     return jnp.sum(jnp.array([1.0, 10.0]) * x**2)
     >>> start = jnp.array([2.0, 1.0])
-    >>> found = {
+    >>> runs = {
     ...     "sgd": gradtx.solve(loss, start, gradtx.sgd(0.05), max_steps=30, record=True),
     ...     "adam": gradtx.solve(loss, start, gradtx.adam(0.3), max_steps=30, record=True),
     ... }
-    >>> figure = plot_runs(found, loss)
+    >>> figure = plot_runs(runs, loss)
     >>> [axes.get_xlabel() for axes in figure.axes]
     ['step', '0']
     """
     from matplotlib.figure import Figure
 
-    lines = [run for name, found in runs.items() for run in _runs_of(name, found)]
+    lines = [run for name, history in runs.items() for run in _runs_of(name, history)]
     if not lines:
         raise ValueError("plot_runs: there is no run")
     paths = [run for run in lines if run.points is not None]
@@ -75,36 +75,36 @@ def plot_runs(runs: Mapping[str, Any], loss_fn: Callable[..., Any] | None = None
     return figure
 
 
-def _runs_of(name: str, found: Any) -> Iterator[_Run]:
+def _runs_of(name: str, history: Any) -> Iterator[_Run]:
     """The runs in what stands under a name: one, or those of a stack."""
-    if not hasattr(found, "path"):
+    if not hasattr(history, "path"):
         try:
-            values = np.asarray(found, np.float64)
+            values = np.asarray(history, np.float64)
         except (TypeError, ValueError):
             values = np.asarray(0.0)
         if values.ndim != 1:
             raise TypeError(
                 f"plot_runs: {name!r} must be a Solution or a sequence of losses, not "
-                f"{type(found).__name__}"
+                f"{type(history).__name__}"
             )
         yield _Run(name, values)
         return
-    if found.path is None:
+    if history.path is None:
         raise ValueError(f"plot_runs: {name!r} was not recorded: solve(..., record=True) does")
-    stack = np.shape(found.steps)
+    stack = np.shape(history.steps)
     like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[len(stack) + 1 :], x.dtype), found.path.params
+        lambda x: jax.ShapeDtypeStruct(x.shape[len(stack) + 1 :], x.dtype), history.path.params
     )
     few = 1 <= sum(x.size for x in jax.tree.leaves(like)) <= 2
     for index in np.ndindex(stack):
-        values = np.asarray(found.path.values)[index]
+        values = np.asarray(history.path.values)[index]
         # What lies after the last step repeats the last point.
-        taken = slice(int(np.asarray(found.steps)[index]) + 1)
+        taken = slice(int(np.asarray(history.steps)[index]) + 1)
         label = " ".join([name, *map(str, index)]).strip()
         if not few:
             yield _Run(label, values[taken])
             continue
-        leaves = [np.asarray(x)[index] for x in jax.tree.leaves(found.path.params)]
+        leaves = [np.asarray(x)[index] for x in jax.tree.leaves(history.path.params)]
         points = np.concatenate([x.reshape(len(values), -1) for x in leaves], axis=1)
         yield _Run(label, values[taken], points[taken], like)
 
@@ -170,5 +170,5 @@ def _params(like: Params, numbers: Any) -> Params:
     leaves, treedef = jax.tree.flatten(like)
     ends = np.cumsum([x.size for x in leaves])
     parts = [numbers[end - x.size : end] for x, end in zip(leaves, ends, strict=True)]
-    made = [p.reshape(x.shape).astype(x.dtype) for p, x in zip(parts, leaves, strict=True)]
-    return treedef.unflatten(made)
+    arrays = [p.reshape(x.shape).astype(x.dtype) for p, x in zip(parts, leaves, strict=True)]
+    return treedef.unflatten(arrays)

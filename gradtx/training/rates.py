@@ -117,8 +117,8 @@ def loss_arguments(loss_fn: Callable[..., Any], batch: PyTree) -> tuple[Any, ...
     except (TypeError, ValueError):  # some functions that are not written in Python have none
         return (batch,)
     kinds = {parameter.kind for parameter in of_loss.parameters.values()}
-    whole = inspect.Parameter.VAR_POSITIONAL not in kinds and _binds(of_loss, 2)
-    return (batch,) if whole or not _binds(of_loss, 1 + len(batch)) else batch
+    takes_one = inspect.Parameter.VAR_POSITIONAL not in kinds and _binds(of_loss, 2)
+    return (batch,) if takes_one or not _binds(of_loss, 1 + len(batch)) else batch
 
 
 def _binds(signature: inspect.Signature, count: int) -> bool:
@@ -167,15 +167,15 @@ def find_rate(
             the loss of the start is not finite.
 
     >>> import gradtx
-    >>> found = find_rate(
+    >>> sweep = find_rate(
     ...     lambda p, x: (p - x) ** 2, gradtx.sgd, 0.0, jnp.ones(40), [0.001, 0.5, 5.0]
     ... )
-    >>> found.suggestion, found.diverged
+    >>> sweep.suggestion, sweep.diverged
     (0.5, (5.0,))
     """
-    given = 10 ** np.arange(-5, 0.1, 0.5) if rates is None else np.asarray(rates, float)
-    given = np.sort(given)
-    if given.ndim != 1 or not given.size or not np.all((given > 0) & np.isfinite(given)):
+    grid = 10 ** np.arange(-5, 0.1, 0.5) if rates is None else np.asarray(rates, float)
+    grid = np.sort(grid)
+    if grid.ndim != 1 or not grid.size or not np.all((grid > 0) & np.isfinite(grid)):
         raise ValueError(f"find_rate: rates must be positive numbers, not {rates!r:.80}")
     steps, done = count_batches(batches), itertools.count(1)
 
@@ -194,8 +194,8 @@ def find_rate(
                 going = going & jnp.isfinite(loss) & (loss <= limit)
                 # Not the state too: its counts are the same at every rate, and what an optimizer
                 # does at some steps is then done at these alone.
-                kept = jax.tree.map(lambda x, y: jnp.where(going, x, y), new, at)
-                return ((kept, state), going, first), jnp.where(going, loss, jnp.inf)
+                next_params = jax.tree.map(lambda x, y: jnp.where(going, x, y), new, at)
+                return ((next_params, state), going, first), jnp.where(going, loss, jnp.inf)
 
             # As arrays of their own types, which a loop carries.
             start = jax.tree.map(jnp.asarray, params)
@@ -204,7 +204,7 @@ def find_rate(
 
         return jax.vmap(run)(rates)
 
-    losses = np.asarray(sweep(jnp.asarray(given), params, batches), float)
+    losses = np.asarray(sweep(jnp.asarray(grid), params, batches), float)
     if progress is not None:
         jax.effects_barrier()  # so that no call comes after the return
     if np.isinf(losses[:, 0]).all():
@@ -212,6 +212,6 @@ def find_rate(
     final = losses[:, -max(1, losses.shape[1] // 10) :].mean(1)
     if not np.isfinite(final).any():
         raise ValueError(
-            f"find_rate: each of the rates diverged, from {given[0]:g} on: try lower ones"
+            f"find_rate: each of the rates diverged, from {grid[0]:g} on: try lower ones"
         )
-    return RateSweep(given, losses, final, tolerance)
+    return RateSweep(grid, losses, final, tolerance)

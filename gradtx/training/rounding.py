@@ -166,7 +166,7 @@ def each_leaf(
     leaves, treedef = leaves_with_path(updates)
     problem = "the updates and the parameters, slots or gradients are different trees"
     columns = [aligned(problem, updates, treedef, t) for t in (params, slots, gradients)]
-    moves, kept = [], []
+    moves, new_slots = [], []
     for (_, u), p, slot, g in zip(leaves, *columns, strict=True):
         new: tuple[Any, Any]
         if u is None or p is None:
@@ -179,5 +179,5 @@ def each_leaf(
             move, part = rule(u, p, load(slot), g.dtype)
             new = move, store(slot, part)
         moves.append(new[0])
-        kept.append(new[1])
-    return treedef.unflatten(moves), treedef.unflatten(kept)
+        new_slots.append(new[1])
+    return treedef.unflatten(moves), treedef.unflatten(new_slots)

@@ -287,7 +287,8 @@ def solve(
     With `unrolled`, the derivatives are those of the steps that were taken, with respect to
     `params`, `tx` and `args`. The loop then has `max_steps` turns, of which those after the end do
     nothing. The backward pass keeps about :math:`2 \sqrt{n}` states for :math:`n` = `max_steps`,
-    and computes the steps between them again.
+    and computes the steps between them again. A line search ends there at the first step that moves
+    parameters by no more than roundings and does not lower the loss.
 
     Args:
         loss_fn: ``(params, *args) -> value``.
@@ -504,6 +505,8 @@ def _solve(
             None,
         )
         near = go & ~still & ~fell & tolerances.params(select(new, where), at)
+        known = _known(tx, state, value, still, go)
+        still |= go & _goes_by_roundings(run, known, value, select(new, where), at)
         reason = _first_that_holds(
             (~finite | (nan & ~fell), StopReason.DIVERGED),
             (done & arrived, StopReason.TOL),
@@ -512,7 +515,6 @@ def _solve(
             (near, StopReason.XTOL),
         )
         before, path = jnp.where(still | fell, jnp.nan, value), _recorded(now, new, value)
-        known = _known(tx, state, value, still, go)
         return _Loop(new, state, *known, before, steps, reason, anchor, path)
 
     def go_on(now: _Loop) -> Array:
@@ -635,6 +637,19 @@ def _known(
         return value, still
     searched = go & jnp.isfinite(after.value)
     return jnp.where(searched, after.value.astype(value.dtype), value), still | searched
+
+
+def _goes_by_roundings(
+    run: _Run, known: tuple[Array, Array], before: Array, new: PyTree, at: PyTree
+) -> Array:
+    """Whether the steps of a search, which are differentiated, have come to where roundings lead.
+
+    Their derivatives would be noise from there on.
+    """
+    if not run.unrolled:
+        return jnp.array(False)
+    value, is_known = known
+    return is_known & (value >= before) & _close(new, at)
 
 
 def _fell(scale: Array | None, after: Array | None) -> Array:

@@ -128,7 +128,8 @@ class TrainStep(Generic[*Told]):
 
         Args:
             paths: new values by path, as :func:`hyperparams` writes it, for what occurs in several
-                groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``.
+                groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``, and
+                ``{"*.learning_rate": jnp.array(0.01)}`` for all groups.
             hyperparameters: new values by name.
 
         Raises:
@@ -352,10 +353,10 @@ def make_step(
 
     shardings: dict[str, Any] = {}
     if sharding is not None:
-        kept = sharding.params, sharding.state
+        params_and_state = sharding.params, sharding.state
         shardings = {
-            "in_shardings": (None, *kept, None, None),
-            "out_shardings": (*kept, None, *[None] * report),
+            "in_shardings": (None, *params_and_state, None, None),
+            "out_shardings": (*params_and_state, None, *[None] * report),
         }
     compiled = jax.jit(
         run,
@@ -365,11 +366,11 @@ def make_step(
     )
 
     def plan(tx: GradientTransformation, params: Params, args: Any) -> InsidePlan:
-        found: list[InsidePlan] = []
+        plans: list[InsidePlan] = []
 
         def read(params: Params, args: Any) -> None:
             batch = args if steps is None else jax.tree.map(lambda x: x[0], args)
-            found.append(
+            plans.append(
                 read_inside(
                     loss_fn,
                     optimizer_of(tx),
@@ -384,7 +385,7 @@ def make_step(
             )
 
         jax.eval_shape(read, params, args)
-        return found[0]
+        return plans[0]
 
     return TrainStep(with_extra_args_support(tx), trainable, compiled, sharding, plan)
 

@@ -91,6 +91,7 @@ def check(tree, form):
             assert len(jax.tree.leaves(load_checkpoint(path).params)) == len(jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=20, deadline=None, database=None, derandomize=True)
 @hypothesis.given(TREES, st.sampled_from(["npz", "safetensors"]))
 def test_whatever_is_saved_can_be_loaded(tree, form):
@@ -155,4 +156,9 @@ def test_of_parameters_that_are_not_trained_there_are_no_slots(tmp_path):
     ):
         with pytest.raises(ValueError, match=r"could not be loaded.*goes into model_state"):
             save_checkpoint(path, model, wrong, tx)
+    estimated = gradtx.estimated_gradients(tx, gradtx.spsa()).init({"w": model["w"]})
+    with pytest.raises(ValueError, match=r"it has 'gradient_key', uint32\[2\], for .* of step.tx,"):
+        save_checkpoint(path, model, estimated, tx)
+    with pytest.raises(ValueError, match="it lacks '0/nu_max/w', float32"):
+        save_checkpoint(path, model, state, gradtx.amsgrad(0.1))
     same(load_checkpoint(path, params=model).params, model)

@@ -17,6 +17,7 @@ def same(a, b):
         assert jnp.array_equal(x, y)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "compose", [gradtx.adamw, lambda rate: gradtx.guard(gradtx.sgd(rate, 0.9))]
 )
@@ -65,6 +66,35 @@ def test_a_model_of_nnx_with_dropout_and_batch_norm_goes_on(compose, tmp_path):
     wrong = jax.tree.map(lambda x: x, state.inner_state if hasattr(state, "inner_state") else ())
     with pytest.raises(ValueError, match="the saved state are not those of the tree"):
         gradtx.load_checkpoint(path, params=params, state=wrong, model_state=rest)
+
+
+@pytest.mark.slow
+def test_a_matched_state_goes_into_the_optimizer_of_nnx():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    adam = gradtx.adam(gradtx.linear_schedule(0.1, 0.0, 10))
+    before = nnx.Optimizer(model, adam, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda model: (model(X) ** 2).sum())(model))
+
+    step(model, before)
+    flat = gradtx.state_dict(before.opt_state)
+    groups = {"frozen": gradtx.set_to_zero(), "rest": adam}
+    tx = gradtx.partition(groups, [("bias", "frozen"), ("*", "rest")])
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    params, state = nnx.state(model, nnx.Param), optimizer.opt_state
+    fit = gradtx.match_state_dict(tx, params, flat, state=state)
+    loaded = gradtx.load_state_dict(adam, params, flat, state=before.opt_state)
+    same(loaded, before.opt_state)
+    assert jax.tree.structure(fit.state) == jax.tree.structure(state)
+    optimizer.opt_state, bias = fit.state, model.bias[...]
+    step(model, optimizer)
+    assert int(gradtx.iterations(optimizer.opt_state)) == 2
+    same(model.bias[...], bias)
+    with pytest.raises(ValueError, match="match_state_dict: the saved state are not those of"):
+        gradtx.match_state_dict(tx, params, flat, state=before.opt_state)
 
 
 def test_a_model_of_equinox_with_batch_norm_goes_on(tmp_path):

@@ -168,11 +168,31 @@ def test_reset_and_regroup():
         gradtx.clip(1.0),
         gradtx.partition({**GROUPS, "z": gradtx.sgd(1.0, momentum=0.5)}, {"a": "x", "b": "z"}),
     )
-    moved = gradtx.regroup(grown, PARAMS, state)
+    with pytest.warns(
+        UserWarning, match=r"regroup: slots start anew.* 1 in all: '1/.*/y/.*trace/b/d'"
+    ):
+        moved = gradtx.regroup(grown, PARAMS, state)
     assert jax.tree.structure(moved) == jax.tree.structure(grown.init(PARAMS))
     np.testing.assert_allclose(gradtx.get_slot(moved, "mu", "a"), 0.05, rtol=1e-6)
     with pytest.raises(ValueError, match="regroup"):
         grown.update(GRADS, state, PARAMS)
+
+
+def test_regroup_refuses_a_state_that_had_no_groups():
+    adam = gradtx.adamw(gradtx.linear_schedule(0.1, 0.0, 10))
+    tx = gradtx.chain(gradtx.clip(1.0), adam)
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    groups = {"frozen": gradtx.set_to_zero(), "rest": adam}
+    grouped = gradtx.chain(gradtx.clip(1.0), gradtx.partition(groups, {"a": "rest", "b": "frozen"}))
+    with pytest.raises(ValueError, match=r"regroup: no array.*'1/0/mu/a'.*match_state_dict\(tx, "):
+        gradtx.regroup(grouped, PARAMS, state)
+    match = gradtx.match_state_dict(grouped, PARAMS, gradtx.state_dict(state))
+    rest = match.state[1].inner_states["rest"].inner_state
+    assert [int(part.count) for part in (rest[0], rest[2])] == [1, 1]
+    np.testing.assert_array_equal(rest[0].mu["a"], gradtx.get_slot(state, "mu", "a"))
+    # Without an array there is nothing to carry over.
+    plain = gradtx.partition({"x": gradtx.sgd(0.1), "y": gradtx.adam(0.1)}, LABELS)
+    assert int(gradtx.regroup(plain, PARAMS, ()).inner_states["y"].inner_state[0].count) == 0
 
 
 def test_hyperparameters_of_a_group_change_without_compiling():

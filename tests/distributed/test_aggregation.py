@@ -1,5 +1,7 @@
 """Aggregation under pmap, shard_map and vmap: the run on one device on the whole batch."""
 
+# Sees mutants of: single_examples.
+
 import functools
 
 import chex

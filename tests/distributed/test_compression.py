@@ -1,5 +1,7 @@
 """Compressed aggregation: nothing is lost, only late; what is sent is what is stated."""
 
+# Sees mutants of: chunks.
+
 import functools
 import math
 

@@ -57,6 +57,7 @@ def test_devices_with_momenta_of_their_own():
         np.testing.assert_allclose(kept, np.stack(mus), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_one_device_that_has_the_weighted_mean():
     """One without weight may have a gradient that is not a number. A vector is AdamW's."""
     gs, weight = gradients({**SHAPES, "bias": (5,)}), np.array([1.0, 3.0, 0.0, 4.0])

@@ -53,7 +53,7 @@ def close(got, want):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), got, want)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", READERS)
 def test_devices_decide_by_the_loss_of_the_whole_batch(name, way):

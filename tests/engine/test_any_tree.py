@@ -46,6 +46,7 @@ def test_any_tree_keeps_its_form(tree, tx):
     assert all(np.all(np.isfinite(np.asarray(x, np.float32))) for x in jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 @hypothesis.given(TREES, st.data())
 def test_a_different_tree_is_refused_and_nothing_else(tree, data):
     other = data.draw(TREES)

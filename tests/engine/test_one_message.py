@@ -26,7 +26,7 @@ OWNED = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [("float32",) * 3, ("float32", "bfloat16", "float32")])
 def test_owners_have_whole_matrices_and_send_them_back(kinds):
     on = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))

@@ -72,6 +72,7 @@ OWN = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("sizes", "shards", "sharers"), OWN)
 def test_each_device_has_its_own_matrices_next_to_one_another(sizes, shards, sharers):
     """By counting for each device which matrices are its own; the last case does not divide."""

@@ -63,7 +63,7 @@ def rounded(tx, state):
     return gradtx.tree.map_params(tx, short, state)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @some("adafactor", "adam", "galore", "nadam", of=WHOLE)
 def test_slots_in_half_precision(name):
     """Steps are those from slots of single precision that are rounded after each of them."""

@@ -15,6 +15,7 @@ def leaves():
     return [jnp.zeros((3, 2)), jnp.zeros(()), jnp.zeros((2,), jnp.complex64), jnp.zeros((0, 4))]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_entries_have_the_variance_one_and_are_not_correlated(distribution):
     def drawn(k):
@@ -34,6 +35,7 @@ def test_entries_have_the_variance_one_and_are_not_correlated(distribution):
         np.testing.assert_allclose((z**2).sum(1), 11.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_layer_that_is_drawn_alone_has_the_bits_that_it_has_in_the_leaf(distribution):
     shapes = [jnp.zeros((3, 2, 128, 64)), jnp.zeros((5,)), jnp.zeros((2, 3), jnp.bfloat16)]

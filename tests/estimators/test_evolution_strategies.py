@@ -31,6 +31,7 @@ def salimans(z, *, ranks):
     return values.mean(), total / (len(noise) * SCALE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [True, False])
 def test_the_paper(ranks):
     estimator = gradtx.evolution_strategies(POPULATION, SCALE, ranks)

@@ -18,6 +18,7 @@ def baydin(z):
     return loss(POINT), np.mean([np.vdot(gradient(POINT), v) * v for v in z], axis=0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("samples", [1, 3])
 def test_the_paper(samples):
     estimator = gradtx.forward_gradients(samples)

@@ -40,6 +40,7 @@ def mezo(z):
     return np.mean(values), total / len(z)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("distribution", "transcription"),
     [("rademacher", spall), ("normal", mezo), ("sphere", mezo)],
@@ -49,12 +50,14 @@ def test_the_papers(distribution, transcription):
     assert_agrees(estimator, transcription, SAMPLES)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("distribution", ["rademacher", "normal", "sphere"])
 def test_the_mean_over_many_directions_is_the_gradient(distribution):
     estimator = gradtx.spsa(1e-2, 4000, distribution)
     assert_unbiased(estimator, 4000)
 
 
+@pytest.mark.slow
 def test_a_scale_is_an_array_that_is_swept():
     def at(estimator):
         return gradtx.compute_gradients(

@@ -2,8 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import gradtx
+
+
+def test_a_frozen_base_in_integers_is_left_out_by_select():
+    model = {"base": jax.ShapeDtypeStruct((8, 8), jnp.int8), "a": jnp.ones((8, 2))}
+    with pytest.raises(
+        TypeError, match=r"at 'base' is int8: .* select\(params, ...\) for init, desc"
+    ):
+        gradtx.describe(gradtx.adam(0.1), model)
+    assert gradtx.describe(gradtx.adam(0.1), gradtx.select(model, "a")).state_bytes == 2 * 64 + 4
 
 
 def test_describe_counts_bytes_without_allocating():

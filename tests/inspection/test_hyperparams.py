@@ -152,10 +152,30 @@ def test_the_rate_of_a_group_has_the_name_of_the_group():
     assert found.get("middle.learning_rate") is None
     with pytest.raises(KeyError, match="occurs at .*slow.*fast"):
         found["learning_rate"]
+    assert "slow.learning_rate" in found
+    assert "learning_rate" not in found
+    assert "middle.learning_rate" not in found
     slower = gradtx.replace(tx, {"fast.learning_rate": 0.01})
     assert gradtx.hyperparams(slower)["fast.learning_rate"] == 0.01
     assert gradtx.hyperparams(slower)["transforms.fast.learning_rate"] == 0.01
     assert float(gradtx.hyperparams(slower)["transforms.slow.learning_rate"]) == 1.0
+
+
+def test_one_value_for_all_groups():
+    tx = gradtx.partition({"a": gradtx.adam(0.1), "b": gradtx.sgd(0.2)}, [("w", "a"), ("*", "b")])
+    with pytest.raises(ValueError, match="occurs at") as error:
+        gradtx.replace(tx, learning_rate=0.5)
+    assert str(error.value) == (
+        "replace: 'learning_rate' occurs at transforms.a.learning_rate, "
+        "transforms.b.learning_rate: give the path, or {'*.learning_rate': ...} for all of that "
+        "name"
+    )
+    new = gradtx.replace(tx, {"*.learning_rate": 0.5, "a.b1": 0.8})
+    assert new == gradtx.partition(
+        {"a": gradtx.adam(0.5, b1=0.8), "b": gradtx.sgd(0.5)}, [("w", "a"), ("*", "b")]
+    )
+    with pytest.raises(ValueError, match=r"'\*.rate' does not exist"):
+        gradtx.replace(tx, {"*.rate": 0.5})
 
 
 @pytest.mark.parametrize("labels", [("first", "second.last"), (1, 2)])

@@ -6,6 +6,7 @@ import pytest
 import gradtx
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", [None, "bf16+8"])
 def test_an_entry_moves_where_one_of_its_numbers_does(codec):
     """In a codec of two numbers an entry, a step of 2^-10 is in the second alone."""

@@ -100,6 +100,7 @@ def test_aggregate_measures_that_of_a_quadratic(batch):
     np.testing.assert_allclose(found.value, 300, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_a_micro_batch_of_weight_0_counts_for_nothing_in_the_noise():
     """With weights of an eighth an example is an eighth, and so is its noise."""
     tx, p = gradtx.accumulate(gradtx.sgd(1.0), 3, noise_decay=0.5), jnp.zeros(2)

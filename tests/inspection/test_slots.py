@@ -59,3 +59,26 @@ class TestSlots:
             gradtx.set_slot(self.state, "mu", jnp.zeros(2), "b")
         with pytest.raises(ValueError, match="is a tree"):
             gradtx.set_slot(self.state, "mu", {"b": jnp.zeros(3)})
+
+
+class TestGroups:
+    tx = gradtx.partition({"a": gradtx.adam(0.1), "z": gradtx.adam(0.2)}, [("w", "a"), ("b", "z")])
+    state = tx.init(P)
+
+    def test_the_name_of_a_group_finds_its_slot(self):
+        assert gradtx.get_slot(self.state, "a.mu") is gradtx.get_slot(self.state, "a.0.mu")
+
+    def test_a_parameter_finds_the_slot_of_its_group(self):
+        assert gradtx.get_slot(self.state, "mu", "b") is gradtx.get_slot(self.state, "z.0.mu", "b")
+        new = gradtx.set_slot(self.state, "mu", jnp.ones(3), "b")
+        assert float(gradtx.get_slot(new, "z.mu", "b")[0]) == 1
+        with pytest.raises(ValueError, match="several slots 'mu'; the slots are a.0.mu, z.0.mu"):
+            gradtx.get_slot(self.state, "mu")
+
+    def test_a_parameter_of_another_group_is_refused(self):
+        for access in (gradtx.get_slot, lambda s, n, p: gradtx.set_slot(s, n, jnp.ones(3), p)):
+            with pytest.raises(ValueError, match=r"'a.0.mu' has no entry for 'b'; z.0.mu has"):
+                access(self.state, "a.mu", "b")
+        frozen = gradtx.selective_transform(gradtx.adam(0.1), freeze_mask="b").init(P)
+        with pytest.raises(ValueError, match="no entry for 'b', and no other of that name has"):
+            gradtx.get_slot(frozen, "mu", "b")

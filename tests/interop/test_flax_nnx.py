@@ -201,6 +201,26 @@ def test_the_step_of_a_schedule_is_read_from_the_optimizer():
 
 
 @pytest.mark.slow
+def test_the_report_of_a_guard_is_in_arrays():
+    tx = gradtx.dynamic_loss_scale(gradtx.guard(gradtx.adamw(0.01)), 2.0)
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        optimizer.update(model, nnx.grad(lambda model: jnp.mean(model(x)))(model))
+        return gradtx.guard_report(optimizer.opt_state)
+
+    for report in (
+        step(model, optimizer, jnp.ones((1, 2))),
+        gradtx.guard_report(optimizer.opt_state),
+    ):
+        assert all(isinstance(x, jax.Array) for x in report)
+        assert "taken          1\n" in str(report)
+        assert f"{report.learning_rate:.4g}, {report.loss_scale:.1f}" == "0.01, 2.0"
+
+
+@pytest.mark.slow
 def test_factors_of_lora():
     """As Flax names them, beside a frozen layer: what `trainable` leaves out has no slots."""
     layer = nnx.LoRA(3, 2, 4, base_module=nnx.Linear(3, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
@@ -233,7 +253,7 @@ TREES = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(
     "compose",

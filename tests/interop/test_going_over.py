@@ -60,7 +60,7 @@ TRIED = [n for n in NAMES if n in LISTED or not has_an_optimizer(n)]
 TRIED = [n for n in TRIED if n not in OTHER_TREES]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Optax's and Orbax's own
 @pytest.mark.parametrize("name", quick(TRIED, "adam", "lookahead", "masked"))
 def test_a_run_goes_over_by_every_way_that_is_not_listed(name):

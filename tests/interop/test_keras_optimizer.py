@@ -2,6 +2,7 @@
 
 # Sees mutants of: keras_base.
 
+import contextlib
 import json
 import os
 import signal
@@ -136,6 +137,7 @@ class Estimating(keras.Sequential):
         return {"loss": value}, (trainable, fixed, slots, metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_estimated_gradients_have_the_steps_of_minimize(scaled):
     tx = gradtx.adam(0.1)
@@ -592,6 +594,82 @@ def test_a_run_of_keras_goes_on_under_fit():
     wrong = keras_optimizer(gradtx.adam(0.1), state=gradtx.adam(0.1).init({"w": jnp.zeros(2)}))
     with pytest.raises(ValueError, match="nothing in the saved state fits this transformation"):
         fit(model(wrong), 1)
+
+
+def named(*paths):
+    """Variables of ones at these paths, as models have them."""
+    variables = []
+    for path in paths:
+        *scopes, name = path.split("/")
+        with contextlib.ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(keras.name_scope(scope))
+            variables.append(keras.Variable(np.ones(2, np.float32), name=name))
+    assert [v.path for v in variables] == list(paths)
+    return variables
+
+
+@pytest.mark.parametrize(("there", "here"), [("net_7/", "net_8/"), ("net/", ""), ("", "net/")])
+def test_a_state_continues_in_the_model_made_again_under_another_name(there, here):
+    tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(0.1, momentum=0.9))
+    params = {f"{there}hidden/kernel": jnp.ones(2), f"{there}head/kernel": jnp.full(2, 2.0)}
+    state = gradtx.set_slot(tx.init(params), "trace", params)
+    optimizer = keras_optimizer(tx, state=state)
+    optimizer.build(named(f"{here}hidden/kernel", f"{here}head/kernel"))
+    trace = {path: float(x[0]) for path, x in gradtx.get_slot(optimizer.state, "trace").items()}
+    assert trace == {f"{here}hidden/kernel": 1.0, f"{here}head/kernel": 2.0}
+
+
+def test_a_state_of_other_variables_is_refused_by_their_paths():
+    params = {"net/hidden/kernel": jnp.ones(2)}
+    optimizer = keras_optimizer(gradtx.adam(0.1), state=gradtx.adam(0.1).init(params))
+    with pytest.raises(ValueError, match="nothing in the saved state fits") as error:
+        optimizer.build(named("net/dense_3/kernel"))
+    (note,) = error.value.__notes__
+    assert "slots are those of net/hidden/kernel, and the variables net/dense_3/kernel" in note
+    assert "name" in note
+
+
+def test_a_state_is_set():
+    tx = gradtx.adam(0.1)
+    optimizer = keras_optimizer(tx)
+    optimizer.build(named("kernel"))
+    state = gradtx.set_slot(tx.init(optimizer.params), "mu", jnp.full(2, 3.0), "kernel")
+    state = (state[0]._replace(count=jnp.int32(5)), *state[1:])
+    optimizer.state = state
+    np.testing.assert_array_equal(gradtx.get_slot(optimizer.state, "mu", "kernel"), 3.0)
+    assert int(optimizer.iterations) == 5
+    with pytest.raises(ValueError, match="nothing in the saved state fits"):
+        optimizer.state = tx.init({"other": jnp.zeros(3)})
+    later = keras_optimizer(tx)
+    later.state = state
+    later.build(named("kernel"))
+    np.testing.assert_array_equal(gradtx.get_slot(later.state, "mu", "kernel"), 3.0)
+
+
+def test_the_model_ends_with_the_average():
+    optimizer = keras_optimizer(gradtx.chain(gradtx.sgd(1.0), gradtx.ema_params(0.75, start=1)))
+    with pytest.raises(ValueError, match="no average to assign"):
+        optimizer.assign_eval_params()
+    (v,) = named("kernel")
+    optimizer.build([v])
+    for _ in range(2):
+        optimizer.apply([np.ones(2, np.float32)])
+    np.testing.assert_allclose(v.value, -1.0)
+    optimizer.assign_eval_params()
+    np.testing.assert_allclose(v.value, 0.75 * 0.0 + 0.25 * -1.0)
+    plain = keras_optimizer(gradtx.sgd(1.0))
+    plain.build([v])
+    with pytest.raises(ValueError, match="no average to assign"):
+        plain.assign_eval_params()
+
+
+def test_an_optimizer_prints_its_transformation():
+    tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(0.5))
+    assert repr(keras_optimizer(tx)) == f"keras_optimizer({tx!r})"
+    optimizer = keras_optimizer(tx)
+    optimizer.learning_rate = 0.25
+    assert "learning_rate=0.25" in str(optimizer)
 
 
 @pytest.mark.slow

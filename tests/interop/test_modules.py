@@ -101,7 +101,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(WRAPPED, "apply_if_finite", "muon"))
 def test_a_module_of_equinox_as_in_optax(name):
     model, grads = model_and_gradients()

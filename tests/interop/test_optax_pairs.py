@@ -32,6 +32,7 @@ def test_extra_arguments_pass_through_a_chain_of_optax():
     assert float(updates) == pytest.approx(4.0)
 
 
+@pytest.mark.slow
 def test_optax_is_not_imported_for_that():
     program = (
         "import sys, gradtx\n"

@@ -117,6 +117,7 @@ def test_private_names_are_there(name):
     assert getattr(_src.base, name) is not None
 
 
+@pytest.mark.slow
 def test_the_zoom_search_in_three_functions_finds_what_the_link_does():
     def loss(x):
         return jnp.sum((x - 3.0) ** 4)
@@ -239,6 +240,7 @@ def test_other_private_names_are_missing():
     assert optax.GradientTransformation is not gradtx.GradientTransformation
 
 
+@pytest.mark.slow
 def test_importing_gradtx_imports_none_of_them():
     program = (
         "import sys, gradtx\n"

@@ -138,6 +138,7 @@ def test_what_is_maximized_has_gradients_of_the_other_sign():
     assert tx == gradtx.chain(gradtx.scale(-1.0), gradtx.sgd(0.1, 0.9))
 
 
+@pytest.mark.slow
 def test_groups_that_have_taken_different_numbers_of_steps_count_their_own():
     group = TO.Adam(tensors()).state_dict()["param_groups"][0]
     groups = [{**group, "params": [0]}, {**group, "params": [1]}]

@@ -306,6 +306,7 @@ def test_ends_of_the_range(name):
             assert np.isfinite(gradient).all(), (i, gradients)
 
 
+@pytest.mark.slow
 def test_nothing_to_sum_over():
     """No frames, of which only no labels are a path; no examples; and no features or classes."""
     labels, pads = jnp.array([[1, 2], [1, 2]]), jnp.array([[0, 0], [1, 1]])
@@ -320,6 +321,7 @@ def test_nothing_to_sum_over():
     assert none.tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_masks_and_weights_in_lists():
     first = [True] + [False] * (B - 1)
     for got, want in [
@@ -354,7 +356,7 @@ def transcribed_ctc(logits, labels, blank):
     return -np.log(total)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("labels", "blank"), [([1, 1], 0), ([1, 2], 0), ([0], 2), ([], 1), ([1, 2, 2], 0)]
 )
@@ -517,6 +519,7 @@ def test_dice_takes_probabilities():
     np.testing.assert_allclose(got, losses.binary_dice_loss(PIXELS[..., 0], t[..., 0]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_out_of_range():
     loss = losses.softmax_cross_entropy_with_integer_labels
     x, y = X[:, None], np.ones((B, 1), np.int32)

@@ -54,6 +54,7 @@ def test_a_small_ctc_loss_of_many_frames():
     compare(program(loss), x[None])
 
 
+@pytest.mark.slow
 def test_what_is_ignored():
     """Its logits may be anything; the mean of the others is PyTorch's."""
     rng = np.random.default_rng(0)

@@ -70,7 +70,7 @@ def test_ordinary_norms_keep_their_bits():
         assert jax.jit(lambda x: norm(x).number)(y) == plain(y)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 1e25, 1e-25])
 def test_derivatives(scale):
     x = jnp.float32(scale) * jnp.array([3.0, 4.0])
@@ -130,6 +130,7 @@ def test_projections_of_every_size(name):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_examples_of_every_size():
     x = np.float32([1e-30, 1.0, 1e20, 3e38])[:, None] * np.float32([1.0, -1.0])
     total, clipped = gradtx.per_example_global_norm_clip([jnp.array(x[2:])], 1.0)

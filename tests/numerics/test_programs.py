@@ -18,12 +18,12 @@ def test_equations_are_needed_for_what_is_wanted_or_for_their_effects():
     exp, cos = jaxpr.outvars
     (sin,) = (eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "sin")
 
-    def names(wanted, given=(), effects=False):
-        return [e.primitive.name for e in needed(jaxpr, wanted, given, effects)]
+    def names(wanted, known=(), effects=False):
+        return [e.primitive.name for e in needed(jaxpr, wanted, known, effects)]
 
     assert names([exp]) == ["sin", "exp"]
     assert names([cos]) == ["sin", "cos"]
-    assert names([cos], given=[sin]) == ["cos"]
+    assert names([cos], known=[sin]) == ["cos"]
     assert names([cos], effects=True) == ["debug_callback", "sin", "cos"]
 
 

@@ -181,6 +181,7 @@ def test_a_pair_counts_from_a_cosine_of_the_last_place(cosine, size):
     assert bool(tx.update(g, state, p)[1].is_initial) == (cosine < 1)
 
 
+@pytest.mark.slow
 def test_the_first_step_is_at_most_as_long_as_1():
     """If it is scaled, and otherwise the gradient."""
     p = np.zeros(2, np.float32)

@@ -8,6 +8,7 @@ from tests.optimizers import matrix_trees
 from tests.optimizers.papers import adam, mean
 
 
+@pytest.mark.slow
 @pytest.mark.paper("conda")
 def test_conda():
     """Wang et al. 2025, algorithm 1."""

@@ -90,6 +90,7 @@ def test_what_is_missed_is_used_in_the_end():
     assert np.linalg.matrix_rank(total, tol=0.5) == 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(2, 2), (3, 2), (2, 3)])
 def test_a_column_of_zeros_has_no_direction_without_an_epsilon(shape):
     """The gradient has rank 1, the approximation rank 2."""

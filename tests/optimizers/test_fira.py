@@ -25,6 +25,7 @@ def limited(x, s, growth):
     return x * ratio(new, size)
 
 
+@pytest.mark.slow
 @pytest.mark.paper("fira")
 def test_fira():
     """Chen et al. 2024, algorithm 1."""

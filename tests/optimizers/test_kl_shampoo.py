@@ -66,6 +66,7 @@ def check(tx, b1, b2, eps, decay, every, start, direction, correction=True):
     matrix_trees.check(tx, lambda g, s, t, p: -0.05 * (update(g, s, t, p) + decay * p), other)
 
 
+@pytest.mark.slow
 @pytest.mark.paper("kl_shampoo")
 def test_kl_shampoo():
     def direction(h, s, k, left, right):
@@ -75,7 +76,7 @@ def test_kl_shampoo():
     check(tx, 0.7, 0.8, 0.1, 0.3, 3, 0.3, direction)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.paper("kl_soap")
 @pytest.mark.parametrize("correction", [True, False])
 def test_kl_soap(correction):

@@ -180,7 +180,7 @@ def test_factors_fitted_by_products_alone(geometry, complex_too):
     matrix_trees.check(built, update, update, complex_too=complex_too)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.library
 @pytest.mark.parametrize("name", make_psgd.SHAPES)
 @pytest.mark.parametrize("geometry", NEWER)

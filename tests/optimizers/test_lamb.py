@@ -28,6 +28,7 @@ def test_a_scheduled_decay_is_counted_where_optax_counts_it():
     assert tx.init(np.ones(2, np.float32))[1].count == 0
 
 
+@pytest.mark.slow
 def test_lamb_without_the_ratio_is_adamw():
     p, gs = oracle.parameters(), oracle.gradients()
     adamw = gradtx.chain(gradtx.scale_by_adam(eps=1e-6), gradtx.add_decayed_weights(0.1))

@@ -32,7 +32,7 @@ def transcription(p, steps, memory, rate, scaled=True):
     return np.stack(path)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.paper("lbfgs")
 @pytest.mark.parametrize("memory", [1, 3])
 @pytest.mark.parametrize("scaled", [False, True])

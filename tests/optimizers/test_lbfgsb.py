@@ -264,7 +264,7 @@ def test_part_of_the_parameters():
     assert (found.params["a"].tolist(), float(found.params["b"])) == ([1.0, 1.0], 0.0)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_no_point_outside_is_tried(dtype):
     """Bounds that no type holds exactly, so that a sum may be rounded to the other side."""

@@ -146,6 +146,7 @@ def test_psgd_lra(complex_too, scale, whiten_momentum):
         np.testing.assert_allclose(flat(p.values(), complex_too), want, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.library("psgd_lra")
 def test_it_is_its_authors(monkeypatch):
     """With the same draws, in float64."""

@@ -47,7 +47,7 @@ def of_shampoo(b1, b2, eps, every, block, root, grafting, grafting_eps):
     return update
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.paper("shampoo")
 @pytest.mark.parametrize(
     ("grafting", "block", "root", "method"),

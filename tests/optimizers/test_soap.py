@@ -55,7 +55,7 @@ def stepped(rule, rate, decay):
     return lambda g, s, t, p: -rate * (rule(g, s, t, p) + decay * p)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.paper("soap")
 @pytest.mark.parametrize(
     ("options", "transcribed"),
@@ -76,7 +76,7 @@ def test_soap(options, transcribed):
     matrix_trees.check(tx, update, other)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.library("soap")
 @pytest.mark.parametrize(
     ("name", "tx"),

@@ -12,7 +12,7 @@ from tests.optimizers.test_soap import of_soap
 STANDARD = (3.4445, -4.7750, 2.0315)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.paper("soap_muon")
 @pytest.mark.parametrize(
     ("entry_root", "coeffs", "steps", "beta", "one_sided"),

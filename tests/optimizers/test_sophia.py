@@ -1,5 +1,7 @@
 """Sophia against a transcription of its paper and Optax; its estimators against Hessians."""
 
+# Sees mutants of: hessian.
+
 import functools
 import re
 

@@ -36,6 +36,7 @@ def test_a_ball_has_a_vector_without_entries():
     assert pr.projection_l1_ball(jnp.zeros((2, 0)), axis=1).shape == (2, 0)
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_projected_where_each_is_a_vector():
     """All others are refused."""
     table, rows = jnp.ones((4, 2)), gradtx.Rows(jnp.array([2]), jnp.array([[2.0, 1.0]]), (4, 2))
@@ -56,6 +57,7 @@ def test_an_infinite_entry_is_left_out_of_the_simplex():
         np.testing.assert_array_equal(jax.jacrev(projection)(x)[0], 0)
 
 
+@pytest.mark.slow
 def test_the_first_of_equal_entries_stay_in_the_sparse_simplex():
     found = pr.projection_sparse_simplex({"a": jnp.ones(2), "b": jnp.ones((2, 1))}, 3)
     np.testing.assert_allclose(found["a"], 1 / 3, rtol=1e-6)

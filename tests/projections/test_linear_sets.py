@@ -39,6 +39,7 @@ def test_trees_are_one_vector():
         np.testing.assert_allclose(found["b"][0][:, 0], want[2:], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_equations_of_any_size_that_repeat_each_other():
     rows = RNG.normal(size=(2, N)).astype(np.float32)
     want = pr.projection_affine_set(jnp.asarray(X), rows, np.ones(2))

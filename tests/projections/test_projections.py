@@ -351,7 +351,7 @@ def test_leaves_of_very_different_sizes():
     chex.assert_trees_all_close(found, {"a": jnp.ones(1), "b": jnp.zeros(1)})
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1])
 def test_norms_along_an_axis_go_a_part_of_the_way(axis):
     """A vector of zeros gets equal entries."""

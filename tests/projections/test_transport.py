@@ -50,6 +50,7 @@ def test_skewed_sums_and_all_sizes(shape, size):
     np.testing.assert_allclose(low, p, atol=2e-5 + 1e-5 * size)
 
 
+@pytest.mark.slow
 def test_stacks_trees_and_types():
     x = np.random.default_rng(0).normal(size=(2, 3, 3))
     found = jax.jit(pr.projection_birkhoff)({"a": jnp.asarray(x, jnp.bfloat16), "b": None})["a"]

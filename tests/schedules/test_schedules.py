@@ -1,6 +1,6 @@
 """Schedules against Optax's, at their ends, and far beyond them."""
 
-# Sees mutants of: scheduled.
+# Sees mutants of: scheduled, cyclic, decay, half_life, piecewise, products.
 
 import json
 import pickle
@@ -387,6 +387,7 @@ def test_a_peak_of_0_stays_0():
     np.testing.assert_allclose(half, 0.25, rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["cosine_onecycle_schedule", "linear_onecycle_schedule"])
 def test_one_cycles_of_traced_steps(name):
     made = getattr(gradtx, name)

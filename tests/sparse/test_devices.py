@@ -107,6 +107,7 @@ def test_rows_that_differ_between_devices_are_not_summed_unasked():
     chex.assert_trees_all_close(values, want.values * len(jax.devices()), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [400, pytest.param(403, marks=pytest.mark.slow)])
 def test_rows_catch_up_where_the_state_is_divided(rows):
     table = TABLE[:rows]

@@ -342,7 +342,7 @@ class TestRefused:
         with pytest.raises(ValueError, match="computed from the updates of all rows.*dense_rows"):
             catch_up_once(gradtx.exact_rows(inner()))
 
-    @pytest.mark.quick(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["accumulate", "multi_steps", "apply_every", "lookahead"])
     def test_a_window(self, name):
         with pytest.raises((TypeError, ValueError), match="exact_rows"):

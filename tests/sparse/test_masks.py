@@ -49,7 +49,7 @@ def loss(take):
     return lambda p, rows: jnp.sum(take(p["table"], rows) ** 2) * jnp.sum(p["w"])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOSEN)
 def test_exact_rows_of_chosen_leaves_are_the_dense_update(name):
     tx, exact = CHOSEN[name](), gradtx.exact_rows(CHOSEN[name]())

@@ -159,6 +159,7 @@ def test_tables_may_differ_in_length(lengths):
     check_separable(tx, params, tx.init(params), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", SEPARATE, ids=", ".join)
 def test_what_does_not_is_the_dense_update(names):
     assert is_separate(names)

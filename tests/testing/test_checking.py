@@ -223,7 +223,7 @@ def test_what_would_not_shard():
 
     report = check_gradient_transformation(init, lambda g, s, p=None: (g, s), contracts=["init"])
     assert report.undivided == ("sums/b", "sums/w")
-    assert report.state_bytes == 2 * 28 + 48
+    assert report.state_bytes == 2 * 28 + 40
     assert "whole on every device: sums/b, sums/w" in str(report)
     matrix = {"w": jnp.ones((4, 2))}
     report = check_rule(gradtx.scale_by_muon(), matrix, contracts=["init"])
@@ -242,19 +242,24 @@ def test_arguments():
         check_rule(gradtx.sgd(0.1), contracts=["init"]).raise_for_failures(allow=["jit"])
 
 
+@pytest.mark.slow
 def test_parameters_and_gradients_of_the_caller():
     """For a rule that wants leaves of its own, and one that takes gradients of single examples."""
     pair = gradtx.scale_by_riemannian_lora()
-    assert not check_rule(pair, contracts=["init"]).ok or pair.rule is None
+    report = check_rule(pair, contracts=["init", "vmap"])
+    assert "no leaf is a factor of LoRA" in report.failures[0].reason
+    assert (report.state_bytes, report.undivided) == (None, None)
+    assert "sharded: not tried\n" in str(report)
     factors = {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 4))}
     report = check_rule(pair, factors, contracts=["init", "updates keep their form"])
     assert report.ok, report
     assert report.scope == "leaves that belong together"
     private = gradtx.differentially_private_aggregate(1.0, 0.1, key=0)
     params = {"w": jnp.ones((4, 2))}
-    names = ["updates keep their form", "state keeps its form", "compiled equals eager"]
+    names = ["updates keep their form", "leaves without entries", "compiled equals eager"]
     report = check_rule(private, params, gradients={"w": jnp.ones((5, 4, 2))}, contracts=names)
     assert report.ok, report
+    assert report.results[-1].outcome == "does not apply"
 
 
 @pytest.mark.slow

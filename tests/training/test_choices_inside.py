@@ -100,6 +100,7 @@ AROUND = {
 }
 
 
+@pytest.mark.slow
 def test_choices_of_every_kind_have_the_bits_of_the_ordinary_step():
     """All in one program; those that fail are found by the next test."""
     left_out = ("types of a copy", "codecs within codecs")  # which take a step of their own
@@ -286,6 +287,7 @@ def halves(params):
     return {**grads, "layers": jax.tree.map(lambda x: None, grads["layers"])}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_roles_are_those_of_all_leaves_where_some_have_no_gradient(compiled):
     """The program of a step outside of `jit` is another where other leaves are whole."""

@@ -69,6 +69,7 @@ def bits(tree):
     return [(str(x.dtype), np.asarray(x).tobytes()) for x in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @one_of_them
 def test_inside_of_the_scan_are_the_bits_of_the_plain_form(name):
@@ -151,6 +152,7 @@ def temporaries(layers, inside, estimator=None):
 LAYER = 2 * 64 * 128 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "estimator",
@@ -244,6 +246,7 @@ def moments(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.slow
 @every
 def test_any_optimizer_follows_the_estimate(name):
     """Its steps are those on gradients of compute_gradients with the key of the state."""
@@ -264,6 +267,7 @@ def test_any_optimizer_follows_the_estimate(name):
     assert bits(one) == bits(other)
 
 
+@pytest.mark.slow
 def test_each_step_draws_other_directions_from_a_key_that_moves_on():
     step = gradtx.make_step(loss, gradtx.sgd(1.0), gradients=gradtx.spsa(), donate=False)
     params = parameters()
@@ -278,6 +282,7 @@ def test_each_step_draws_other_directions_from_a_key_that_moves_on():
     assert bits(first.gradient_key) != bits(second.gradient_key)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_saved_and_resumed_takes_the_same_steps(tmp_path):
     tx = gradtx.estimated_gradients(gradtx.adam(1e-2), gradtx.spsa(key=3))
     step = gradtx.make_step(loss, tx, donate=False)
@@ -372,6 +377,7 @@ def on_host(w, x, y):
     return jax.pure_callback(count, kind, w, x, y, vmap_method="sequential")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [accuracy, on_host])
 def test_a_loss_without_a_derivative(of):
     rng = np.random.default_rng(0)
@@ -387,6 +393,7 @@ def test_a_loss_without_a_derivative(of):
     assert float(accuracy(w, x, y)) < 0.1
 
 
+@pytest.mark.slow
 def test_the_scale_of_a_loss_divides_out():
     plain = trained(ESTIMATORS["spsa"], gradtx.sgd(0.1))[0]
     scaled = trained(ESTIMATORS["spsa"], gradtx.dynamic_loss_scale(gradtx.sgd(0.1)))
@@ -395,6 +402,7 @@ def test_the_scale_of_a_loss_divides_out():
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_loop_and_rounding_at_random():
     params = parameters(jnp.bfloat16)
     options = {"gradients": gradtx.spsa(1e-1), "rounding_key": 1, "donate": False}
@@ -407,6 +415,7 @@ def test_several_steps_in_one_loop_and_rounding_at_random():
     assert bits(several[:2]) == bits((params, state))
 
 
+@pytest.mark.slow
 def test_leaves_of_size_zero_and_single_numbers_and_complex_ones():
     params = {"none": jnp.zeros((0, 3)), "one": jnp.float32(2.0), "z": jnp.complex64([1 + 2j])}
 
@@ -424,6 +433,7 @@ def test_leaves_of_size_zero_and_single_numbers_and_complex_ones():
     np.testing.assert_allclose(grads["z"], exact["z"], atol=error)
 
 
+@pytest.mark.slow
 def test_integer_leaves_are_refused_by_name_unless_they_are_not_trained():
     params = {"n": jnp.arange(3), "w": jnp.ones(3)}
     of = lambda p: jnp.sum(p["w"] ** 2 * p["n"])  # noqa: E731
@@ -447,6 +457,7 @@ def test_a_loss_that_is_not_a_scalar_is_refused_by_name(grad_loss):
         )
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_gives_gradients_that_are_and_guards_skip_them():
     tx = gradtx.guard(gradtx.sgd(0.1))
     step = gradtx.make_step(
@@ -467,6 +478,7 @@ def scanned(x):
     return jax.lax.scan(lambda h, w: (h + w**2, None), 0.0, x)[0]
 
 
+@pytest.mark.slow
 def test_a_scale_too_small_for_the_type_of_the_loss_is_told_with_one_that_would_do():
     x = jnp.ones(3, jnp.float32)
     words = r"scale=1e-10 may be too small.*scale=5e-03 would do"
@@ -576,6 +588,7 @@ def test_on_a_mesh_are_the_bits_of_one_device(inside):
     assert found[0]["layers"]["a"].sharding == params["layers"]["a"].sharding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spsa", pytest.param("two samples", marks=pytest.mark.slow)])
 def test_devices_with_losses_of_their_own_take_the_step_of_one(name):
     """The same direction on each: the mean of the estimates is that of the mean of the losses."""

@@ -52,6 +52,7 @@ def closed(strength):
     return jnp.linalg.solve(X.T @ X / 30 + strength * jnp.eye(5), X.T @ Y / 30)
 
 
+@pytest.mark.slow
 def test_ridge_in_closed_form():
     def both(w):
         return lambda s: jnp.sum((V @ w(s)) ** 2)
@@ -172,6 +173,7 @@ def test_bilevel_weights_of_examples_and_any_tree():
     np.testing.assert_allclose(jax.grad(outer)(weights), exact, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_start_has_no_derivative_and_what_is_frozen_has_one():
     def loss(p, data):
         return jnp.sum((p["a"] - data["x"][data["i"]] * p["b"]) ** 2)
@@ -231,6 +233,7 @@ def test_what_a_loss_closes_over():
     np.testing.assert_allclose(jax.jacfwd(best)(jnp.array([1.0, 3.0])), exact, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_solution_that_is_not_unique_has_a_derivative_with_a_ridge():
     """Without one the system is singular, and what it has no solution for gives NaN."""
 
@@ -362,6 +365,7 @@ def after(rate, start, target, steps=7, **how):
     return gradtx.solve(loss, start, tx, target, max_steps=steps, unrolled=True, **how).value
 
 
+@pytest.mark.slow
 def test_the_derivative_of_the_steps_in_both_modes():
     at = jnp.array(0.1), jnp.array([1.0, -1.0]), jnp.array(2.0)
     by_rate, by_start, by_target = jax.grad(after, (0, 1, 2))(*at)
@@ -411,6 +415,27 @@ def test_a_line_search_is_unrolled_forward():
     np.testing.assert_allclose(jax.jacfwd(solution)(0.3), jax.jacfwd(closed)(0.3), rtol=1e-6)
     with pytest.raises(TypeError, match="forward mode alone"):
         jax.jacrev(solution)(0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("name", ["lbfgs", "bfgs"])
+def test_a_search_that_has_arrived_takes_no_steps_by_roundings(name, dtype):
+    """These would have derivatives that are noise: -9e5 or NaN in float32 after sixty steps."""
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.normal(size=n), dtype) for n in ((20, 4), 20))
+
+    def solution(strength):
+        loss = lambda w: squares(w, x, y) + strength * jnp.sum(w**2) / 2  # noqa: E731
+        tx = getattr(gradtx, name)()
+        return gradtx.solve(loss, jnp.zeros(4, dtype), tx, max_steps=60, unrolled=True).params
+
+    def exact(strength):
+        return jnp.linalg.solve(x.T @ x / 20 + strength * jnp.eye(4, dtype=dtype), x.T @ y / 20)
+
+    at, tolerance = jnp.asarray(0.3, dtype), 1e-4 if dtype == jnp.float32 else 1e-8
+    found = jax.jit(jax.jacfwd(solution))(at)
+    np.testing.assert_allclose(found, jax.jacfwd(exact)(at), rtol=tolerance, atol=tolerance)
 
 
 def test_one_derivative_or_the_other():

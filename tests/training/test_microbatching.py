@@ -94,6 +94,7 @@ def test_a_sharded_batch_stays_where_it_is():
     chex.assert_trees_all_close(parts(p, *data), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_half_precision_is_added_in_single():
     x = jnp.full(4096, 1.0, jnp.bfloat16)
     assert float(gradtx.microbatch(jnp.sum, 0, 1)(x)) == 4096

@@ -29,7 +29,7 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("build", "rate", "status", "steps", "rounding"), PUBLISHED)
 def test_published_outcomes(build, rate, status, steps, rounding):
     result = gradtx.solve(quartic, 2.0, build(rate), max_steps=2000)
@@ -116,6 +116,7 @@ def test_it_compiles_once_for_other_numbers():
     assert len(traces) == first
 
 
+@pytest.mark.slow
 def test_under_jit_and_vmap():
     def best(target):
         return gradtx.solve(lambda x: (x - target) ** 2, 0.0, gradtx.sgd(0.5)).params
@@ -145,6 +146,7 @@ def test_a_value_that_is_not_finite_is_divergence(tx, value):
     assert int(fine.status) == Status.CONVERGED
 
 
+@pytest.mark.slow
 def test_divergence_at_the_last_step():
     """The first step leaves the domain of the loss; the second would start there."""
 
@@ -186,7 +188,7 @@ def test_drift_by_roundings_is_no_end():
     np.testing.assert_array_equal(result.params, np.float32(1 + 50 * 2.0**-23))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["an argument", "a closure", "a rate", "the start"])
 def test_the_solution_is_not_differentiated(where):
     """Its steps have derivatives, of which some are far from that of the solution."""
@@ -214,7 +216,7 @@ def test_bad_limits(bad):
         gradtx.solve(lambda x: x**2, 1.0, gradtx.sgd(0.1), **bad)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("tx", "start"),
     [
@@ -235,6 +237,7 @@ def test_a_step_that_waits_is_not_the_end(tx, start):
     np.testing.assert_allclose(result.params, 0, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_search_in_a_group_sees_what_other_groups_did():
     """Along the line the loss is that of the parameters now, not of those at the start."""
     search = gradtx.chain(gradtx.sgd(0.5), gradtx.scale_by_backtracking_linesearch(5))
@@ -262,6 +265,7 @@ def valley(x):
     return jnp.sum((x - 3.0) ** 2) + 1.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("rule", "reason", "steps"),
     [
@@ -299,6 +303,7 @@ def test_a_step_that_waits_is_no_small_change():
     np.testing.assert_allclose(result.params, 3.0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_what_diverges_or_stands_still_says_so():
     still = gradtx.solve(valley, 0.0, gradtx.sgd(0.5))
     assert int(still.reason) == gradtx.StopReason.STILL
@@ -331,6 +336,7 @@ def test_a_tolerance_may_be_traced():
     assert int(steps(0.1)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 def test_integers_to_start_from(x64):
     """A Python number is a float; an array of integers is no parameter; one of others stays."""
@@ -347,6 +353,7 @@ def test_integers_to_start_from(x64):
             gradtx.solve(loss, {"x": jnp.array(0)}, gradtx.sgd(0.5), targets)
 
 
+@pytest.mark.slow
 def test_what_swings_is_not_still():
     """After ten steps of equal length this one is where it was, on its way back."""
     tx = gradtx.mars_lion(0.02)

@@ -119,6 +119,7 @@ class TestMakeStep:
         np.testing.assert_allclose(slope, difference, rtol=1e-2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_report_of_the_guard_is_the_last_result(sharded):
     tx = gradtx.guard(TX)

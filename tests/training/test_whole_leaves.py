@@ -55,6 +55,7 @@ def test_a_wrapper_that_changes_the_form_changes_the_whole(name):
         np.testing.assert_array_equal(got[leaf], want[leaf])
 
 
+@pytest.mark.slow
 def test_an_optimizer_within_a_loss_has_parameters_of_its_own():
     inner = gradtx.adamw(
         0.5, weight_decay=0.9, mask=lambda p: jax.tree.map(lambda x: x.size > 1, p)
@@ -86,6 +87,7 @@ def test_a_loss_called_by_hand_has_the_leaves_without_a_gradient():
     np.testing.assert_array_equal(new["b"], params["b"])
 
 
+@pytest.mark.slow
 def test_rates_by_depth_are_those_of_all_leaves_inside_too():
     depths = {"block0": 1, "block1": 2, "head": 3}
     tx = gradtx.layerwise_rate_decay(

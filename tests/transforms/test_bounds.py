@@ -78,7 +78,7 @@ def test_a_leaf_without_entries_or_updates_does_not_limit():
     np.testing.assert_array_equal(kept["b"], way["b"])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_no_rounded_sum_is_outside_and_no_other_update_is_changed(dtype):
     low, high = jnp.asarray(LOW, dtype), jnp.asarray(HIGH, dtype)

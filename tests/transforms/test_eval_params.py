@@ -71,7 +71,7 @@ def same(got, want, tolerance=1e-5):
     )
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_average_inside_every_wrapper(name):
     tx = averaging(name)

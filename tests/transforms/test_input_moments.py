@@ -62,6 +62,7 @@ def test_scale_by_input_moments(shape):
     np.testing.assert_allclose(state.average[0], now.k, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_and_blocks_are_those_by_themselves():
     """Two stacked layers whose four inputs are two blocks, beside four matrices."""
     gs = oracle.gradients(shape=(2, 4, 3), steps=4)
@@ -82,6 +83,7 @@ def test_layers_and_blocks_are_those_by_themselves():
             np.testing.assert_allclose(of_inputs[0, layer, block], whole, rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
 def test_of_a_quadratic_loss_it_is_newtons_step(dtype):
     """Of the mean of the squares of `z W - y`, real or complex, to where it is least."""
@@ -178,6 +180,7 @@ def test_moments_of_another_group_or_of_a_frozen_leaf_are_left_to_them():
     np.testing.assert_array_equal(updates["b"], want["b"])
 
 
+@pytest.mark.slow
 def test_a_side_that_is_not_longer_than_a_block_is_one_block():
     z = jnp.array([[1.0, 2.0], [3.0, 0.0]])
     for size in (2, 3):

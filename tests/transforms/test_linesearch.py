@@ -185,7 +185,7 @@ def test_a_search_that_sees_some_parameters_has_no_gradient_of_all(lib):
         gradtx.value_and_grad_from_state(lambda p: jnp.sum(p["a"]))(p, state=tx.init(p))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("make", [gradtx.lbfgs, gradtx.lbfgsb, gradtx.bfgs])
 def test_a_jitted_step_compiles_once_and_traces_its_loss_twice(make, x64):

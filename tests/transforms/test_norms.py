@@ -75,6 +75,7 @@ def test_normalizing_is_the_papers():
         oracle.check(scaled, lambda g, s, t, p, rule=rule: -0.05 * rule(g, p))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("adaptive_grad_clip")
 @pytest.mark.parametrize(
     ("shape", "axes"), [((4, 3), 0), ((5,), 0), ((1, 5), (0, 1)), ((2, 3, 2, 4), (0, 1, 2))]

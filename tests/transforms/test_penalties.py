@@ -53,7 +53,7 @@ MAPS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAPS)
 def test_each_map_and_its_derivatives(name):
     arguments, expected = MAPS[name]
@@ -69,7 +69,7 @@ def test_each_map_and_its_derivatives(name):
     np.testing.assert_allclose(jax.jacrev(at)(0.0), exact, atol=1e-6)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*MAPS} - {"isotonic"}))
 def test_the_derivative_by_the_strength_and_the_identity_at_the_rate_zero(name):
     arguments, _ = MAPS[name]
@@ -96,6 +96,7 @@ def test_total_variation_and_isotonic_of_any_length(size, strength):
     np.testing.assert_allclose(same[0], isotonic_regression(x[0]).x, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_zeros_and_empty_leaves():
     for name in ("l1", "group_lasso", "total_variation"):
         function = functools.partial(penalties.PENALTIES[name], strength=1.0)

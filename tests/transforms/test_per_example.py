@@ -69,6 +69,7 @@ def test_the_mean_of_clipped_examples():
     np.testing.assert_allclose(mean[0], total[0] / 5, rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("grads", [[], [jnp.zeros((0, 2))]])
 def test_the_mean_of_nothing_is_zero(grads):
     mean, count = clipped_mean(grads, 0.7)

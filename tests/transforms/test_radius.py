@@ -37,7 +37,7 @@ def test_radial_brake(name, shape):
     check(*around(gradtx.radial_brake(0.3, 0.8), braked), name, shape)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.paper("keep_radius")
 @on_matrices
 def test_keep_radius(name, shape):

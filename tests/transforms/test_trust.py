@@ -8,6 +8,7 @@ import gradtx
 from tests import oracle
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("scale_by_param_block_norm", "scale_by_param_block_rms")
 @pytest.mark.parametrize("least", [0.05, 9.0])
 @pytest.mark.parametrize("shape", [(4, 3), (1,)])

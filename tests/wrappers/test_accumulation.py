@@ -31,7 +31,7 @@ def test_weighted_windows_equal_the_weighted_mean():
     np.testing.assert_allclose(p, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("compensated", [True, False])
 @pytest.mark.parametrize("mean", [True, False])
@@ -127,7 +127,7 @@ def test_multi_steps_has_no_weights_and_says_when_it_steps():
     np.testing.assert_allclose(updates, -(GS[2] + GS[3]) / 2, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [False, True])
 def test_rows_of_a_window(mean):
     """Row 1 twice and row 2 once, in two micro-batches."""

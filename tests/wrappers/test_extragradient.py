@@ -21,6 +21,7 @@ def field(x, y):
     return PAYOFF @ y + 0.1 * x, -x @ PAYOFF
 
 
+@pytest.mark.slow
 @pytest.mark.paper("extragradient")
 def test_extragradient_is_the_papers():
     """Korpelevich 1976: two evaluations of the field, both steps from the same point."""

@@ -51,6 +51,7 @@ def test_what_is_not_finite_is_never_taken():
     assert int(state.inner_state[0].count) == 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_is_not_taken_though_its_gradient_is(value):
     ps, reports, _ = follow(gradtx.guard(PLAIN), [1.0, 1.0], [0.5, value], start=0.5)
@@ -72,7 +73,7 @@ def limits(xs, k, window, warmup):
     return np.array(spikes)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.paper("guard")
 @pytest.mark.parametrize(("k", "window", "warmup"), [(3.0, 16, 4), (6.0, 32, 32), (1.0, 5, 2)])
 def test_spikes_of_norms_and_losses_are_those_of_a_transcription(k, window, warmup):
@@ -191,6 +192,7 @@ def test_without_parameters_there_is_no_ratio():
     assert (float(report.update_norm), float(report.update_ratio)) == (5.0, 0.0)
 
 
+@pytest.mark.slow
 def test_make_step_hands_the_report_out_and_takes_a_validation_loss():
     tx = gradtx.chain(
         gradtx.guard(gradtx.sgd(0.1)), gradtx.reduce_on_plateau(0.5, patience=1, cooldown=0)

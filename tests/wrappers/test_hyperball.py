@@ -11,7 +11,7 @@ from tests.optimizers.matrices import check, on_matrices
 from tests.optimizers.papers import adam
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.paper("hyperball")
 @on_matrices
 def test_hyperball(name, shape):

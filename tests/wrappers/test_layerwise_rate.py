@@ -29,6 +29,7 @@ def beit(path, layers):
     return int(path.split("/")[1]) + 1 if first == "blocks" else layers + 1
 
 
+@pytest.mark.slow
 def test_each_layer_takes_the_steps_of_adamw_with_its_own_rate():
     """Weight decay and a schedule with it."""
     p, rng = model(), np.random.default_rng(0)

@@ -116,6 +116,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_loss_is_scaled_wherever_its_gradient_is_taken(way):
     """A power of two scales without rounding, so that the steps have the same bits."""
@@ -145,7 +146,7 @@ AROUND = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", AROUND)
 def test_what_may_be_around_and_inside(name):
     with_scale, _ = by_minimize(AROUND[name](scaled), jnp.ones(4))
@@ -185,6 +186,7 @@ def test_it_is_refused_inside_of_the_backward_pass():
         step(layers, step.init(layers))
 
 
+@pytest.mark.slow
 def test_a_scale_that_overflows_is_no_divergence():
     """Float16 overflows until the scale has fallen; then the loss falls."""
     p = jnp.full(4, 2.0, jnp.float16)

@@ -73,7 +73,7 @@ MATRIX_RULES = (
 )
 
 
-@pytest.mark.quick(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MATRIX_RULES))
 def test_parts_are_separate_leaves_bit_for_bit(name):
     ours, theirs = compare(getattr(gradtx, name)(0.1))
@@ -136,6 +136,7 @@ def test_leaves_without_a_gradient():
     assert updates["up"] is None
 
 
+@pytest.mark.slow
 def test_a_sweep_is_mapped_over():
     p = joined(apart(0))
 
@@ -240,6 +241,7 @@ def on_a_mesh(tx, p, spec):
     return sharding, counted(compiled), updates
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("split", "spec"),
     [

@@ -71,7 +71,7 @@ def same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("built", "value"),
     [

@@ -200,6 +200,7 @@ def test_the_epsilon_of_entries_grows_as_adams():
     assert got == want
 
 
+@pytest.mark.slow
 def test_newton_muon_takes_the_moments_of_inputs():
     """In groups of leaves too: with a multiple of the rate, its step on a matrix is as long."""
     small, large = {"a": {"kernel": (4, 4)}}, {"a": {"kernel": (8, 8)}, "bias": (8,)}
@@ -359,7 +360,7 @@ def test_another_leaf_is_refused_by_its_path():
         tx.init({"other": jnp.zeros(3)})
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("file", SHAPES, ids=lambda file: file.stem)
 def test_public_models_have_a_rule_for_every_leaf(file):
     """Each axis that holds the width, and no other, is halved in the small one."""

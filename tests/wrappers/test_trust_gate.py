@@ -47,7 +47,7 @@ def falling(t):
     return 0.6 * max(0, 1 - (t - 1) / 4)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.paper("trust_gate")
 @pytest.mark.parametrize(
     ("nesterov", "floor", "cap", "agreement", "alignment", "power"),
@@ -76,6 +76,7 @@ def against(direction, **given):
     return g, tx.update(g, tx.init(g), g)[0]
 
 
+@pytest.mark.slow
 def test_a_direction_against_the_momentum_is_replaced_by_it():
     g, u = against(lambda g, _: -g)
     np.testing.assert_allclose(u, g, rtol=1e-6)
@@ -148,6 +149,7 @@ def test_leaves_that_are_not_matrices_are_the_inner_transformations():
         tx.update({"b": g["b"], "w": rows}, tx.init(g))
 
 
+@pytest.mark.slow
 def test_soap_with_stale_bases_is_gated():
     """Gradients whose eigenvectors turn: between refreshes the gate is open only in part."""
     rng = np.random.default_rng(0)
