@@ -100,6 +100,16 @@ else:
     PositiveCount = Annotated[Any, Range(1, high_open=True, integer=True)]
 
 
+def __dir__() -> list[str]:
+    """What is defined here, without what is imported."""
+
+    def is_ours(value: Any) -> bool:
+        is_annotation = hasattr(value, "__metadata__")
+        return is_annotation or getattr(value, "__module__", None) == __name__
+
+    return [name for name, value in globals().items() if name[0] != "_" and is_ours(value)]
+
+
 def hyperparameter_range(hint: Any) -> Range | None:
     """The range that an annotation declares, or None if it declares none."""
     return next((mark for mark in marks(hint) if isinstance(mark, Range)), None)

@@ -194,3 +194,9 @@ def test_a_tree_of_booleans_chooses_leaves(true):
     for wrong in (np.ones(1, bool), np.ones(()), 1):
         with pytest.raises(TypeError, match="here: mask must be a path pattern"):
             check("here", "mask", {"a": true, "b": wrong}, Where)
+
+
+def test_the_module_lists_ranges_and_checks_alone():
+    names = dir(gradtx.checks)
+    assert {"Decay", "Positive", "PositiveInt", "check", "ArgumentError"} <= set(names)
+    assert not {"jax", "jnp", "np", "Any", "Annotated", "functools", "SCHEDULE"} & set(names)

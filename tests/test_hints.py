@@ -33,6 +33,13 @@ def loss(p):
         (lambda: gradtx.sgd(0.1, weight_decay=0.1), r"'weight_decay': chain\(add_decayed_weights"),
         (lambda: gradtx.scale(0.1, colour=3), "'colour': the arguments are step_size"),
         (lambda: gradtx.cosine_decay_schedule(0.1, decay_step=3), "did you mean decay_steps"),
+        (
+            lambda: gradtx.solve(loss, P, TX, maxiter=5),
+            "solve: .*'maxiter': .* max_steps",
+        ),
+        (lambda: gradtx.solve(loss, P, TX, gtol=0.1), "did you mean tol?"),
+        (lambda: gradtx.minimize(loss, P, method="adam"), "minimize: .*: did you mean tx?"),
+        (lambda: gradtx.make_step(loss, TX, colour=3), "'colour': the arguments are loss_fn, tx"),
         (lambda: gradtx.adam(), "adam: missing a required argument: 'learning_rate'"),
     ],
 )

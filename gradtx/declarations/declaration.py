@@ -9,7 +9,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,33 @@ OTHER_NAMES = {
     "growth_factor": ["factor"],
     "growth_interval": ["period"],
     "bounds": ["lower", "upper"],
+    "maxiter": ["max_steps"],
+    "max_iter": ["max_steps"],
+    "gtol": ["tol"],
+    "method": ["tx"],
+    "optimizer": ["tx"],
+    "fun": ["loss_fn"],
+    "x0": ["params"],
+    "init_params": ["params"],
 }
+
+
+def unknown_argument(unknown: str, known: Iterable[str], hint: str | None = None) -> str:
+    """The error about a keyword that is not an argument.
+
+    Args:
+        unknown: the keyword.
+        known: the arguments.
+        hint: what to do if it is no other name of one of them.
+    """
+    import difflib  # which is seldom needed
+
+    names = list(known)
+    meant = [name for name in OTHER_NAMES.get(unknown, ()) if name in names]
+    meant = meant or difflib.get_close_matches(unknown, names, 1, 0.6)
+    if meant:
+        hint = f"did you mean {' and '.join(meant)}?"
+    return f"there is no argument {unknown!r}: {hint or 'the arguments are ' + ', '.join(names)}"
 
 
 class Formerly(NamedTuple):
@@ -131,23 +157,16 @@ class Builder:
 
     def _unknown(self, keywords: Iterable[str]) -> str | None:
         """The error about the first keyword that is not an argument; None if there is none."""
-        import difflib  # which is seldom needed
-
         known = self.signature.parameters
         unknown = next((k for k in keywords if k not in known), None)
         if unknown is None:
             return None
-        meant = [name for name in OTHER_NAMES.get(unknown, ()) if name in known]
-        meant = meant or difflib.get_close_matches(unknown, known, 1, 0.6)
-        if meant:
-            hint = f"did you mean {' and '.join(meant)}?"
-        elif unknown == "weight_decay":
+        hint = None
+        if unknown == "weight_decay":
             other = f"{self.name}w"
             has_it = f"{other} has it, and " if other in homes("gradtx") else ""
             hint = f"{has_it}chain(add_decayed_weights(...), ...) adds it to the gradients"
-        else:
-            hint = f"the arguments are {', '.join(known)}"
-        return f"there is no argument {unknown!r}: {hint}"
+        return unknown_argument(unknown, known, hint)
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """The function itself, on bound arguments."""
@@ -430,10 +449,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def read_by_people(function: _Function) -> _Function:
-    """A function that is no builder; ``help`` shows its signature as it shows those of builders."""
-    signature = readable(inspect.signature(function), schedules=False)
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
+    """A function that is no builder, whose signature and errors are as those of builders.
+
+    ``help`` shows the signature as it shows theirs, and an unknown argument gets the same hint.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in signature.parameters:
+                problem = unknown_argument(name, signature.parameters)
+                raise TypeError(f"{function.__name__}: {problem}")
+        return function(*args, **kwargs)
+
+    called.__signature__ = readable(signature, schedules=False)  # type: ignore[attr-defined]
+    return cast(_Function, called)
 
 
 def publish(build: Any, builder: Builder, *, schedules: bool = True) -> Any:

@@ -234,6 +234,13 @@ def _prefix_difference(prefix: PyTree, tree: PyTree, stop: Callable[[Any], bool]
     leaf_paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
     for path in said:
         if path and not any(at == path or at.startswith(f"{path}/") for at in leaf_paths):
+            above = next((at for at in leaf_paths if not at or path.startswith(f"{at}/")), None)
+            if above is not None:
+                at = f"at {above!r} they are" if above else "they are"
+                return (
+                    f"it has {path!r}, and {at} one array: pass one value, or numbers as an array, "
+                    "such as jnp.array([0.0, 1.0]) in place of a list"
+                )
             return f"they have no {path!r}, their leaves are {', '.join(leaf_paths)}"
     for at in leaf_paths:
         if not any(not path or at == path or at.startswith(f"{path}/") for path in said):

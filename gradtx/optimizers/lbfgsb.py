@@ -268,7 +268,8 @@ def lbfgsb(
 
     Args:
         lower: the lower bound: a number, an array, or a tree of these like the parameters or a
-            prefix of one; None for no bound, also within the tree.
+            prefix of one; None for no bound, also within the tree. Of SciPy's pairs for an array
+            parameter, ``lower, upper = jnp.array(pairs).T``.
         upper: the upper bound, likewise.
         memory_size: pairs remembered, at least 1.
         max_linesearch_steps: evaluations of one line search, at least 1.

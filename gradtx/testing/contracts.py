@@ -12,6 +12,7 @@ from gradtx.checkpoint.config import from_config, to_config
 from gradtx.checks import hyperparameter_range
 from gradtx.core.eager import eager_programs
 from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Scope
 from gradtx.inspection.hyperparams import replace
 from gradtx.testing.trial import (
     STEPS,
@@ -23,7 +24,7 @@ from gradtx.testing.trial import (
     shapes,
     values_differ,
 )
-from gradtx.types import Params
+from gradtx.types import KEY, Params, state_fields
 from gradtx.types.keys import is_key
 
 
@@ -166,6 +167,31 @@ def _empty_leaves_are_taken(t: Trial) -> None:
     updates, _ = t.eager({"empty": empty, "tree": t.params}, [{"empty": empty, "tree": t.gradient}])
     _require_same("its update", forms_differ(shapes(empty), shapes(updates[0]["empty"])))
     _require_same("beside it", not_finite(updates))
+
+
+@contract("scope", "a rule of entries or rows treats each alone")
+def _parts_are_updated_alike(t: Trial) -> None:
+    rules = t.tx.rules or ()
+    if not rules or not {rule.scope for rule in rules} <= {Scope.ENTRY, Scope.ROW}:
+        raise DoesNotApply("it is not all of entries or rows, as far as it says")
+    if any(KEY in state_fields(rule.state).values() for rule in rules):
+        raise DoesNotApply("it draws random numbers")
+    of_entries = all(rule.scope is Scope.ENTRY for rule in rules)
+
+    def part(tree: Any) -> Any:
+        def of(x: Any) -> Any:
+            return x if not x.ndim else x[:1, ..., :1] if of_entries and x.ndim > 1 else x[:1]
+
+        return jax.tree.map(of, tree)
+
+    whole, _ = t.eager(t.params, [t.gradient] * STEPS)
+    try:
+        alone, _ = t.eager(part(t.params), [part(t.gradient)] * STEPS)
+    except (TypeError, ValueError) as error:  # of a hyperparameter for each entry
+        raise DoesNotApply("it does not take a part of a leaf") from error
+    kind = "an entry" if of_entries else "a row"
+    difference = values_differ(part(whole), alone, rtol=1e-4, atol=1e-6)
+    _require_same(f"{kind} beside others, and alone", difference)
 
 
 @contract("zero gradients", "give finite updates")

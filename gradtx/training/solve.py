@@ -75,9 +75,10 @@ class Path(NamedTuple, Generic[ParamsT]):
 class Solution(NamedTuple, Generic[ParamsT]):
     """What :func:`solve` returns.
 
-    params: where it stopped; state: the optimizer's; value: the loss at `params`; steps: i32[],
-    steps taken (where it diverged, the step at which it did); status: i32[], a `Status`;
-    path: a `Path` if it was recorded; reason: i32[], a `StopReason`.
+    params: where it stopped; state: the optimizer's; value: the loss at `params`, without the
+    penalty of :func:`proximal`; steps: i32[], steps taken (where it diverged, the step at which it
+    did); status: i32[], a `Status`; path: a `Path` if it was recorded; reason: i32[], a
+    `StopReason`. It is printed without the arrays of parameters, state and path.
     """
 
     params: ParamsT
@@ -87,6 +88,13 @@ class Solution(NamedTuple, Generic[ParamsT]):
     status: Array
     path: Path[ParamsT] | None
     reason: Array
+
+    def __repr__(self) -> str:
+        status, reason = _named(Status, self.status), _named(StopReason, self.reason)
+        return (
+            f"Solution(status={status}, reason={reason}, steps={self.steps}, value={self.value}, "
+            f"fields={', '.join(self._fields)})"
+        )
 
     def plot(self, loss_fn: Callable[..., Any] | None = None) -> Any:
         """A matplotlib figure of the loss over the steps, and of the path of few parameters.
@@ -98,6 +106,12 @@ class Solution(NamedTuple, Generic[ParamsT]):
             ImportError, ValueError: as :func:`plot_runs`.
         """
         return plot_runs({"": self}, loss_fn)
+
+
+def _named(names: type[enum.IntEnum], number: Any) -> str:
+    """The name of a number that is known; of several, or of a tracer, what they print."""
+    known = isinstance(number, int | np.integer | np.ndarray | jax.Array) and not is_tracer(number)
+    return names(int(number)).name if known and np.ndim(number) == 0 else str(number)
 
 
 class _Tolerances(NamedTuple):

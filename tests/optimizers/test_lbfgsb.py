@@ -345,3 +345,23 @@ def test_evaluations_beside_scipy():
 def test_bounds_as_scipy_has_them_are_refused_with_what_to_write():
     with pytest.raises(TypeError, match="did you mean lower and upper"):
         gradtx.lbfgsb(bounds=[(0.0, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "params", "says"),
+    [
+        (([(-2, 0.5), (-2, 2)],), jnp.ones(2), "it has '0/0', and they are one array.*jnp.array"),
+        (([-2.0, -2.0], [0.5, 2.0]), jnp.ones(2), "it has '0', and they are one array"),
+        (({"a": [0.0, 0.0]},), {"a": jnp.ones(2)}, "'a/0', and at 'a' they are one array"),
+    ],
+)
+def test_bounds_in_lists_are_told_to_be_arrays(bounds, params, says):
+    with pytest.raises(ValueError, match=says):
+        gradtx.solve(gradtx.global_norm, params, gradtx.lbfgsb(*bounds))
+
+
+def test_bounds_of_scipy():
+    lower, upper = jnp.array([(-2, 0.5), (-2, 2)]).T
+    tx = gradtx.lbfgsb(lower, upper)
+    found = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.zeros(2), tx)
+    assert found.params.tolist() == [0.5, 2.0]

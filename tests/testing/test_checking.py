@@ -156,7 +156,7 @@ def test_pairs_by_hand_keep_what_applies_to_them():
     assert report.ok, report
     assert report.scope is None
     skipped = [r.name for r in report.results if r.outcome == "does not apply"]
-    assert skipped == ["another tree", "array hyperparameters", "configuration"]
+    assert skipped == ["scope", "another tree", "array hyperparameters", "configuration"]
     assert report.transformation.endswith("plain")
 
 
@@ -203,6 +203,18 @@ def test_a_rule_with_a_python_if():
     assert "TracerBoolConversionError" in report.failures[0].reason
     assert "scale_by" not in report.abilities["rows of a table"]
     assert "cannot run on the Rows at 'table'" in report.abilities["rows of a table"]
+
+
+@pytest.mark.parametrize("scope", ["elementwise", "rowwise"])
+def test_a_norm_of_the_leaf_in_a_narrower_rule(scope):
+    def rule(g, s, t):
+        return g / (1 + jnp.linalg.norm(g)), {}
+
+    tx = getattr(gradtx, scope)(gradtx.EmptyState, None, rule)
+    (failure,) = check_rule(tx, contracts=["scope"]).failures
+    assert "alone: '0/b'" in failure.reason
+    wide = gradtx.leafwise(gradtx.EmptyState, None, rule)
+    assert check_rule(wide, contracts=["scope"]).ok
 
 
 def test_what_would_not_shard():

@@ -360,3 +360,16 @@ def test_what_swings_is_not_still():
     solution = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     assert int(solution.steps) == 200
     assert solution.reason == gradtx.StopReason.MAX_STEPS
+
+
+def test_a_solution_is_printed_in_a_line():
+    result = gradtx.Solution(
+        jnp.ones(2), (), jnp.float32(0.5), jnp.int32(3), jnp.int32(1), None, jnp.int32(2)
+    )
+    assert repr(result) == str(result)
+    assert repr(result).startswith(
+        "Solution(status=CONVERGED, reason=TOL, steps=3, value=0.5, fields=params, state, "
+    )
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), result)
+    assert "status=[1 1], reason=[2 2], steps=[3 3]" in repr(stacked)
+    jax.eval_shape(lambda result: str(result) and result, result)
