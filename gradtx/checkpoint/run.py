@@ -183,8 +183,8 @@ def load_checkpoint(
             are to have: a leaf with a `NamedSharding` gets it, and one that was put on a device
             (``jax.device_put(x, device)``) gets that, with the state. Without this, they come as
             nested dicts by their paths, without empty containers.
-        state: a state of which the loaded one takes the types of its containers, where a library
-            has its own, such as ``opt_state`` of ``nnx.Optimizer``.
+        state: a state whose types of containers the loaded one takes, where a library has its own,
+            such as ``opt_state`` of ``nnx.Optimizer``.
         keys: for the saved `keys` what `params` is for the parameters.
         model_state: for the saved `model_state` likewise.
         strict: refuse a state that does not fit `tx` altogether; otherwise warn. It does not make

@@ -342,7 +342,7 @@ def _match(
             leaves.append(jnp.zeros(leaf.shape, leaf.dtype) if _is_shape(leaf) else leaf)
     structure: Any = jax.tree.structure(fresh, is_leaf=is_encoded)
     state = packed_like(_in_stacks(structure.unflatten(leaves), unpack(start)), start)
-    # Where parameters or slots are bound to a device, the other arrays are after a step, too.
+    # Where parameters or slots are bound to a device, a step binds the other arrays to it too.
     (_, state), _ = committed((params, state))
     return StateMatch(
         state=state,

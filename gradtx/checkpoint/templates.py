@@ -9,7 +9,7 @@ import numpy as np
 from gradtx.leaves.paths import path_string, with_paths
 from gradtx.types import PyTree
 
-# So many paths are listed in a message.
+# How many paths a message lists.
 _SHOWN = 6
 
 
@@ -23,7 +23,7 @@ def like(caller: str, root: str, saved: dict[str, Any], template: PyTree) -> PyT
     """The saved leaves, by the names that :func:`named` gives them, in a tree like `template`.
 
     Raises:
-        ValueError: they are not those of this tree, or of another shape or type.
+        ValueError: they are not those of this tree, or are of another shape or type.
     """
     wanted = dict(named(root, template))
     problems = {
@@ -49,7 +49,7 @@ def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _placed(x: Any, like: Any) -> Any:
-    """A saved leaf where one like it lies, if that was put on its devices by name."""
+    """A saved leaf, on the devices of the one like it if that was put there by name."""
     where = getattr(like, "sharding", None)
     asked = isinstance(where, jax.sharding.NamedSharding) or getattr(like, "committed", False)
     return jax.device_put(x, where) if asked else x

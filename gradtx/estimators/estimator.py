@@ -119,7 +119,7 @@ class Estimator(DeclaredData):
 
         # Where the loss is symmetric values are equal too, but that in the middle is another.
         def equals_middle(_: Array, turn: Array) -> Array:
-            # Inside of the loop, so that it is not evaluated before at every step.
+            # Inside of the loop: before it the loss would be evaluated at every step.
             return along(0, inside(jnp.zeros([], float), turn)) == values[0, 0]
 
         flat = loop_once_if(equal, equals_middle, equal)

@@ -188,15 +188,15 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         params: the parameters, or ``jax.ShapeDtypeStruct`` in their place.
 
     Returns:
-        A `Description`: links, hyperparameters, for each slot its types or codecs, its shapes and
-        bytes, the leaves that :func:`store` left as they are, by what GPUs get the kernels of
-        encoded slots with this JAX, the bytes that a device sends in a step if there are several
-        devices (on average and at most), a warning where rounding to nearest would leave parameters
-        where they are, or a codec would lose the signs by which an optimizer steps, the roles of
-        leaves if `tx` goes by them (`ByRole`), what :func:`transfer` multiplies their
-        hyperparameters by, how many numbers of the loss replicas exchange in a step where gradients
-        are estimated, and advice: where matrices are sharded and no mesh is known over which a step
-        could divide them, or estimated gradients are reduced.
+        A `Description`: links, hyperparameters, and for each slot its types or codecs, shapes and
+        bytes. Where :func:`store` is used: the leaves that it left as they are, and how GPUs get
+        the kernels of encoded slots with this JAX. If there are several devices: the bytes that one
+        sends in a step, on average and at most, and how many numbers of the loss replicas exchange
+        where gradients are estimated. The roles of leaves if `tx` goes by them (`ByRole`), and what
+        :func:`transfer` multiplies their hyperparameters by. A warning where rounding to nearest
+        would leave parameters where they are, or a codec would lose the signs by which an optimizer
+        steps. Advice where matrices are sharded and no mesh is known over which a step could divide
+        them, or where estimated gradients are reduced.
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))

@@ -1,4 +1,4 @@
-"""Paths of hyperparameters and slots, joined by dots, and the short names that mean them."""
+"""Paths of hyperparameters and slots, joined by dots, and the short names that stand for them."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 def paths_ending_in(name: str, known: Iterable[str]) -> list[str]:
     """The known paths that end in `name`.
 
-    If there is none, those that end in its last part and have the others on the way.
+    If there is none, those that end in its last part and have its other parts before, in order.
     """
     known = list(known)
     ending = [path for path in known if path.endswith(f".{name}")]

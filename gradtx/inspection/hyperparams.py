@@ -142,7 +142,7 @@ def _in_the_state(tx: GradientTransformation, state: State | None) -> dict[str, 
 
 
 def _is_data(value: Any) -> bool:
-    """Whether an argument has arguments by itself, and is no schedule: an estimator."""
+    """Whether an argument has arguments of its own, and is no schedule: an estimator."""
     return isinstance(value, DeclaredData) and not callable(value)
 
 
@@ -216,7 +216,7 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
     Args:
         tx: the transformation, or a schedule that gradtx made.
         paths: new values by path, as :func:`hyperparams` writes it: ``{"1.learning_rate": 0.1}``.
-            With ``*`` for any characters it is all of them: ``{"*.learning_rate": 0.1}``.
+            A path with ``*`` for any characters means all that match: ``{"*.learning_rate": 0.1}``.
         arguments: new values by name, for an argument of `tx` itself or one that occurs once below.
 
     Returns:

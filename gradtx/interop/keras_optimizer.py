@@ -63,11 +63,11 @@ def keras_optimizer(
 
     Returns:
         An instance of ``keras.optimizers.Optimizer``, with the attributes `tx`, the transformation
-        with the learning rate in force, and `state`, the present state, which can be set:
-        ``hyperparams(optimizer.tx, optimizer.state)``. For the averages of :func:`ema_params` take
-        ``eval_params(optimizer.tx, optimizer.state, optimizer.params)``, by path;
-        ``optimizer.assign_eval_params()`` puts them into the model, which Keras does by itself at
-        the end of a `fit` with ``use_ema``.
+        with the learning rate in force, and `state`, the present state, which can be set;
+        ``hyperparams(optimizer.tx, optimizer.state)`` reads both. The averages of
+        :func:`ema_params` are ``eval_params(optimizer.tx, optimizer.state, optimizer.params)``, by
+        path; ``optimizer.assign_eval_params()`` puts them into the model, which Keras does by
+        itself at the end of a `fit` with ``use_ema``.
 
     Raises:
         ImportError: Keras is not installed.

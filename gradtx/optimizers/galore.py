@@ -160,8 +160,8 @@ def scale_by_galore(
             `proj_type`, or a state was made with another.
 
     Products and decomposition are taken in at least float32, and complex matrices are projected
-    with the conjugate transpose; Optax multiplies in the gradient's type, and only transposes. An
-    Optax state, or one of gradtx before this argument, is one of ``proj_type="reverse_std"``;
+    with the conjugate transpose; Optax multiplies in the gradient's type, and only transposes. A
+    state from Optax, or from a gradtx without `proj_type`, is one of ``"reverse_std"``;
     configurations and pickles without the argument are read as that.
 
     Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,

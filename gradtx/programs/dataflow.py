@@ -44,9 +44,10 @@ class Lattice(abc.ABC, Generic[V]):
 
     @abc.abstractmethod
     def join(self, a: V, b: V, shape: Sequence[int]) -> V:
-        """What is known of an array of a shape of which either `a` or `b` is known.
+        """What is known of an array of this shape if either `a` or `b` is known of it.
 
-        It must end: if each value is joined with the one before, at some time it stays the same.
+        Joins must come to an end: where each value is joined with the next, the result stays the
+        same from some turn on.
         """
 
     @abc.abstractmethod
@@ -66,7 +67,7 @@ class Lattice(abc.ABC, Generic[V]):
         return known
 
     def chosen(self, by: V, known: list[V], name: str) -> list[V]:
-        """What is known of results that a predicate chooses, of which `by` is known."""
+        """What is known of results that a predicate chooses, if `by` is known of the predicate."""
         return known
 
 
@@ -82,7 +83,7 @@ def follow(program: Any, known: Sequence[V], lattice: Lattice[V]) -> list[V]:
 
 
 def known_of_all(program: Any, known: Sequence[V], lattice: Lattice[V]) -> dict[Any, V]:
-    """What is known of each variable of a program, whose inputs and lattice are as in `follow`."""
+    """What is known of each variable of a program; the arguments are those of `follow`."""
     jaxpr = program.jaxpr
     numbers = map(lattice.number, program.consts)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*numbers, *known], strict=True))

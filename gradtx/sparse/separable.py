@@ -245,7 +245,7 @@ class _RowsAlone(Lattice[_Known]):
 
 
 def _or_random(kind: Callable[[], Kind], of_gradients: bool, shape: Sequence[int] = ()) -> Kind:
-    """A kind; that of a random number where rows are mixed, if these are computed of gradients."""
+    """A kind; that of a random number where rows are mixed that are computed from gradients."""
     try:
         return kind()
     except Mixed:
@@ -255,7 +255,7 @@ def _or_random(kind: Callable[[], Kind], of_gradients: bool, shape: Sequence[int
 
 
 def _zeros(eqn: Any, known: list[_Known]) -> Kind | None:
-    """The kind of a result that is zero where those of the operands are that are known; or None."""
+    """The kind of a result that is zero because operands are; None where it may not be zero."""
     name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
     zeros = [
         x.kind if x.zero and [v.aval.shape] == shapes else None

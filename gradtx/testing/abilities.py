@@ -1,4 +1,4 @@
-"""What not every transformation does, each tried on a small case: a function that raises if not."""
+"""What not every transformation can do: each function tries it on a small case, or raises."""
 
 from collections.abc import Callable
 from typing import Any

@@ -46,23 +46,24 @@ def check_rule(
     some seconds. It needs JAX and NumPy alone.
 
     Args:
-        tx: any transformation: of a rule of your own, a chain, a pair written by hand or by
-            another library.
+        tx: any transformation: one with a rule of your own, a chain, a pair written by hand or one
+            of another library.
         params: small parameters to try it on: a vector and a matrix unless given. Give them for a
             rule that looks for leaves by their paths, or wants shapes of its own.
         gradients: the gradients of every step; those of a quadratic loss unless given. Give them
             for what takes gradients of single examples.
-        contracts: the names of those to try, as the report prints them; all unless given.
+        contracts: the names of those to try, as the report prints them, also of the abilities in
+            its last lines; all unless given.
 
     Returns:
         A `RuleReport`: the contracts that hold, fail, with the reason, or do not apply; the scope;
         the bytes of the state; what of the state would stay whole where parameters are divided; and
-        whether it takes rows, complex parameters and huge gradients. Nothing is raised for a
-        failure: see :meth:`RuleReport.raise_for_failures`.
+        whether it takes rows, complex parameters, strict types and huge gradients. Nothing is
+        raised for a failure: see :meth:`RuleReport.raise_for_failures`.
 
     Raises:
         TypeError: `tx` is not a pair.
-        ValueError: `contracts` has a name that no contract has.
+        ValueError: `contracts` has a name that neither a contract nor an ability has.
 
     >>> import gradtx
     >>> report = check_rule(gradtx.sgd(0.1, momentum=0.9), contracts=["init", "vmap"])

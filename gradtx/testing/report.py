@@ -36,8 +36,8 @@ class RuleReport:
         results: a `ContractResult` for each contract.
         scope: what an entry of an update is computed from, at most; None where `init` and `update`
             are written by hand, of which nothing is known.
-        abilities: what not every transformation does, each with the reason why this one does not;
-            empty where it does.
+        abilities: what not every transformation can do, each with the reason why this one cannot,
+            which is empty where it can.
         parameter_bytes: the bytes of the parameters.
         state_bytes: the bytes of the state; None if `init` fails.
         undivided: leaves of the state that stay whole on every device where the parameters are
@@ -73,7 +73,7 @@ class RuleReport:
 
         Raises:
             AssertionError: another contract fails.
-            ValueError: `allow` has a name that no contract has.
+            ValueError: `allow` has a name that none of the contracts in the report has.
         """
         allowed = set(allow)
         if unknown := sorted(allowed - {result.name for result in self.results}):

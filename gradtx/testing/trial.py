@@ -51,7 +51,7 @@ class Trial:
     Args:
         tx: the transformation, with an ``update`` that takes extra arguments.
         params: the parameters.
-        gradient: the gradient of every step; otherwise that of the loss at its parameters.
+        gradient: the gradient of every step; unless given, that of the loss at its parameters.
     """
 
     def __init__(

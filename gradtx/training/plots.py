@@ -14,7 +14,7 @@ _GRID = 120  # points along each side of a drawn loss
 
 
 class _Run(NamedTuple):
-    """The losses of a run; if its parameters are few, these at each step, and their form."""
+    """The losses of a run; also, if its parameters are few, their values and their form."""
 
     name: str
     values: np.ndarray[Any, Any]
@@ -23,7 +23,7 @@ class _Run(NamedTuple):
 
 
 def plot_runs(runs: Mapping[str, Any], loss_fn: Callable[..., Any] | None = None) -> Any:
-    """A matplotlib figure of runs side by side: losses, and paths where parameters are few.
+    """A matplotlib figure of several runs: losses, and paths where parameters are few.
 
     Args:
         runs: by name, each a `Solution` of ``solve(..., record=True)``, also one of several runs
@@ -34,13 +34,14 @@ def plot_runs(runs: Mapping[str, Any], loss_fn: Callable[..., Any] | None = None
     Returns:
         The figure, for a notebook or ``figure.savefig("runs.png")``. Losses have a logarithmic
         scale if none is below zero. Solutions with one or two numbers as parameters have a second
-        panel, with the loss over the one, or the way through the plane of the two.
+        panel, with the loss over the one, or the way through the plane of the two, unless some
+        have one number and others two.
 
     Raises:
         ImportError: matplotlib is not installed: ``pip install 'gradtx[plots]'``.
         TypeError: a run is neither a solution nor losses.
-        ValueError: there is no run, a solution was not recorded, or `loss_fn` is given and the
-            parameters are more than two numbers.
+        ValueError: there is no run, a solution was not recorded, or `loss_fn` is given and no path
+            is drawn.
 
     >>> import gradtx
     >>> def loss(x):
