@@ -416,7 +416,7 @@ class DividedState:
         return spread(where, self.mesh, axes, self.min_size, pad) if axes else where
 
     def runs(self, sharded: ShardedState) -> bool:
-        """Whether the transformation can take a step on a state that is padded like `found`."""
+        """Whether the transformation can take a step on a state that is padded like `sharded`."""
         try:
             step = functools.partial(next_state, self.tx)
             new = jax.eval_shape(step, self.params, sharded.state, self.params)

@@ -1,4 +1,4 @@
-"""Contracts that a transformation of your own should keep, tried by JAX and NumPy alone.
+"""Contracts that a transformation of your own should keep, tried with JAX and NumPy alone.
 
 >>> import gradtx
 >>> gradtx.testing.check_rule(gradtx.sgd(0.1), contracts=["state keeps its form"]).ok
