@@ -243,7 +243,7 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
         if name in known:
             wanted[name] = value
             continue
-        full = paths_ending_in(name, known) or fnmatch.filter(known, name)
+        full = paths_ending_in(name, known) or _matching(name, known)
         if len(full) > 1 and "*" not in name:
             bare = name.rpartition(".")[2]
             raise ValueError(
@@ -256,6 +256,11 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
         wanted |= dict.fromkeys(full, value)
     new: _D = _replaced(tx, wanted)
     return new
+
+
+def _matching(pattern: str, known: list[str]) -> list[str]:
+    """The paths that match a pattern; ``*.`` may stand for nothing, as where there are no groups."""
+    return [path for path in known if fnmatch.filter((path, f".{path}"), pattern)]
 
 
 def _replaced(tx: Any, wanted: dict[str, Any]) -> Any:

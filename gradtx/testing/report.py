@@ -88,7 +88,7 @@ class RuleReport:
         head = ", ".join(f"{outcome}: {n}" for outcome, n in counts.items())
         lines = [textwrap.shorten(self.transformation, _WIDTH, placeholder="..."), head]
         shown = {"holds": "holds", "fails": "FAILS", "does not apply": "-"}
-        width = max(len(result.name) for result in self.results)
+        width = max((len(result.name) for result in self.results), default=0)
         for result in self.results:
             lines.append(f"  {shown[result.outcome]:5}  {result.name:{width}}  {result.promise}")
             lines += _indented(result.reason, 9)

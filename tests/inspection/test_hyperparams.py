@@ -176,6 +176,8 @@ def test_one_value_for_all_groups():
     )
     with pytest.raises(ValueError, match=r"'\*.rate' does not exist"):
         gradtx.replace(tx, {"*.rate": 0.5})
+    alone = gradtx.replace(gradtx.adam(0.1), {"*.learning_rate": 0.5})
+    assert alone == gradtx.adam(0.5)
 
 
 @pytest.mark.parametrize("labels", [("first", "second.last"), (1, 2)])

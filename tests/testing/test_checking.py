@@ -231,6 +231,12 @@ def test_what_would_not_shard():
     assert "matrices are brought together" in report.communicates
 
 
+def test_an_ability_alone():
+    report = check_rule(gradtx.sgd(0.1), contracts=["complex parameters"])
+    assert report.ok
+    assert "complex parameters: yes" in str(report)
+
+
 def test_arguments():
     with pytest.raises(ValueError, match="no contract is called 'jit'; there are init, "):
         check_rule(gradtx.sgd(0.1), contracts=["jit"])
