@@ -259,7 +259,7 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
 
 
 def _matching(pattern: str, known: list[str]) -> list[str]:
-    """The paths that match a pattern; ``*.`` may stand for nothing, as where there are no groups."""
+    """The paths that match a pattern; ``*.`` may stand for nothing, as without groups."""
     return [path for path in known if fnmatch.filter((path, f".{path}"), pattern)]
 
 
