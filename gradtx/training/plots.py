@@ -13,7 +13,7 @@ from gradtx.types import Params
 _GRID = 120  # points along each side of a drawn loss
 
 
-class _Run(NamedTuple):
+class _Curve(NamedTuple):
     """The losses of a run; also, if its parameters are few, their values and their form."""
 
     name: str
@@ -76,7 +76,7 @@ def plot_runs(runs: Mapping[str, Any], loss_fn: Callable[..., Any] | None = None
     return figure
 
 
-def _runs_of(name: str, history: Any) -> Iterator[_Run]:
+def _runs_of(name: str, history: Any) -> Iterator[_Curve]:
     """The runs in what stands under a name: one, or those of a stack."""
     if not hasattr(history, "path"):
         try:
@@ -88,7 +88,7 @@ def _runs_of(name: str, history: Any) -> Iterator[_Run]:
                 f"plot_runs: {name!r} must be a Solution or a sequence of losses, not "
                 f"{type(history).__name__}"
             )
-        yield _Run(name, values)
+        yield _Curve(name, values)
         return
     if history.path is None:
         raise ValueError(f"plot_runs: {name!r} was not recorded: solve(..., record=True) does")
@@ -103,18 +103,18 @@ def _runs_of(name: str, history: Any) -> Iterator[_Run]:
         taken = slice(int(np.asarray(history.steps)[index]) + 1)
         label = " ".join([name, *map(str, index)]).strip()
         if not few:
-            yield _Run(label, values[taken])
+            yield _Curve(label, values[taken])
             continue
         leaves = [np.asarray(x)[index] for x in jax.tree.leaves(history.path.params)]
         points = np.concatenate([x.reshape(len(values), -1) for x in leaves], axis=1)
-        yield _Run(label, values[taken], points[taken], like)
+        yield _Curve(label, values[taken], points[taken], like)
 
 
-def _width(run: _Run) -> int:
+def _width(run: _Curve) -> int:
     return 0 if run.points is None else int(run.points.shape[1])
 
 
-def _draw_losses(axes: Any, runs: list[_Run]) -> None:
+def _draw_losses(axes: Any, runs: list[_Curve]) -> None:
     for run in runs:
         axes.plot(np.arange(len(run.values)), run.values, label=run.name)
     every = np.concatenate([run.values for run in runs])
@@ -126,7 +126,7 @@ def _draw_losses(axes: Any, runs: list[_Run]) -> None:
         axes.legend()
 
 
-def _draw_paths(axes: Any, runs: list[_Run], loss_fn: Any) -> None:
+def _draw_paths(axes: Any, runs: list[_Curve], loss_fn: Any) -> None:
     """The loss over one parameter, or the ways through the plane of two."""
     names = list(_entries(runs[0].like))
     of_two = len(names) == 2
@@ -147,7 +147,7 @@ def _entries(params: Params) -> Iterator[str]:
             yield "/".join(filter(None, (path_string(path), str(i) * (x.size > 1)))) or "parameter"
 
 
-def _draw_loss(axes: Any, runs: list[_Run], loss_fn: Any) -> None:
+def _draw_loss(axes: Any, runs: list[_Curve], loss_fn: Any) -> None:
     """The loss behind the paths, over a region somewhat larger than theirs."""
     points = np.concatenate([run.points for run in runs if run.points is not None])
     points = points[np.all(np.isfinite(points), axis=1)]
