@@ -195,13 +195,39 @@ def seen(module):
     return None if by_name or not folders or folders[0] in UNSEEN else reached
 
 
+def code(source):
+    """The code of a module without docstrings and comments, or None if it is none."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+    return ast.dump(tree)
+
+
+def differs_in_words(commit, path):
+    """Whether a file has the same code as at a commit: its doctests are run in any case."""
+    file = ROOT / path
+    before = git("show", f"{commit}:{path}") if file.suffix == ".py" and file.exists() else None
+    return before is not None and code(before) == code(file.read_text())
+
+
 def changed_since(commit):
-    """The modules, or else the files, that have changed since a commit; None if git cannot tell."""
+    """The modules, or else the files, that have changed since a commit; None if git cannot tell.
+
+    A module whose docstrings or comments alone have changed is named as a file.
+    """
     listed = None if commit is None else git("diff", "--name-only", commit, "--")
     if listed is None:
         return None
     files = {path.relative_to(ROOT).as_posix(): module for module, path in modules().items()}
-    return {files.get(path, path) for path in listed.splitlines()}
+    return {
+        path if differs_in_words(commit, path) else files.get(path, path)
+        for path in listed.splitlines()
+    }
 
 
 class Selection:

@@ -128,6 +128,22 @@ def test_of_a_changed_engine_each_case_is_taken_in_three_commits(monkeypatch):
     assert all(100 < len(out) < 220 for out in outs)
 
 
+def test_of_a_changed_docstring_only_what_reads_it_is_taken(monkeypatch):
+    path = "gradtx/engine/lift.py"
+    source = (selection.ROOT / path).read_text()
+    before = source.replace('"""', '"""Before. ', 1)
+    answers = {"--count": "7", f"a commit:{path}": before, "a commit": f"{path}\n"}
+    monkeypatch.setattr(
+        selection, "git", lambda *words: next(map(answers.get, {*words} & {*answers}))
+    )
+    assert source != before
+    selected = Selection(selection.changed_since("a commit"), True, "a commit")
+    assert names(left_out(sweep(), selected)) == set(CATALOGUE) - FIXED - in_turn(CATALOGUE, 7)
+    assert selected.takes_file("tests.test_docstrings")
+    answers[f"a commit:{path}"] = source.replace("def ", "def other_", 1)
+    assert selection.changed_since("a commit") == {"gradtx.engine.lift"}
+
+
 def test_where_only_a_turn_is_asked_for_a_change_adds_nothing(monkeypatch):
     out = left_out(sweep(), chosen(monkeypatch, "gradtx/engine/lift.py", changed_too=False))
     assert names(out) == set(CATALOGUE) - in_turn(CATALOGUE, 7)
