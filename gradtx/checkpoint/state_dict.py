@@ -3,7 +3,6 @@
 import collections
 import functools
 import json
-import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from gradtx.core.pair import GradientTransformation, with_extra_args_support
 from gradtx.leaves.packed import holds_packed, packed_like, unpack
 from gradtx.leaves.paths import select
 from gradtx.leaves.shardings import committed
+from gradtx.names.namespace import warn
 from gradtx.ownership.owned_slots import apart, in_stacks, is_owned
 from gradtx.programs.tracing import is_tracer
 from gradtx.storage import is_encoded
@@ -235,7 +235,7 @@ def load_state_dict(
     ['mu', 'nu']
     """
     fit = match_state_dict(tx, params, flat, state=state)
-    return _strictly(fit, strict, stacklevel=3)
+    return _strictly(fit, strict)
 
 
 def adopt_state(
@@ -244,19 +244,18 @@ def adopt_state(
     """As `load_state_dict`, from arrays that are not shared and whose bytes were checked.
 
     `flat` is emptied, one array after another, so that only one at a time is in memory twice.
-    A warning is of the line that called the caller.
     """
-    return _strictly(_match(tx, params, flat, adopted=True), strict, stacklevel=4)
+    return _strictly(_match(tx, params, flat, adopted=True), strict)
 
 
-def _strictly(state_match: StateMatch, strict: bool, stacklevel: int) -> State:
+def _strictly(state_match: StateMatch, strict: bool) -> State:
     if str(state_match):
         if strict:
             raise ValueError(
                 f"load_state_dict: the saved state is not one of this transformation and these "
                 f"parameters. {state_match}. With strict=False the rest is kept"
             )
-        warnings.warn(f"load_state_dict: {state_match}", stacklevel=stacklevel)
+        warn(f"load_state_dict: {state_match}")
     return state_match.state
 
 
@@ -302,15 +301,15 @@ def _match(
     tx: GradientTransformation, params: Params, entries: dict[str, Any], adopted: bool
 ) -> StateMatch:
     header = _header(entries)
-    named = {k: typed(x, header["dtypes"].get(k)) for k, x in entries.items() if k != _HEADER}
+    by_name = {k: typed(x, header["dtypes"].get(k)) for k, x in entries.items() if k != _HEADER}
     entries.clear()
-    for name, x in named.items():
+    for name, x in by_name.items():
         _check_array(name, x)
-    damaged = [] if adopted else _damaged(named, header["checksums"])
+    damaged = [] if adopted else _damaged(by_name, header["checksums"])
     # What is new has to be made; where everything was saved, its shapes and types are enough.
     start = _shapes_of_state(tx, params)
-    flat = gathered(named, header["encoded"], header["version"])
-    del named
+    flat = gathered(by_name, header["encoded"], header["version"])
+    del by_name
     states = [(prefix, kind) for prefix, kind in header["states"] if kind]
     names = _adopt_names(flat, states, start)
     fresh = _as_saved(start, flat)

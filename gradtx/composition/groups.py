@@ -1,7 +1,6 @@
 """Groups: every leaf has a label, and every label has its own transformation."""
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +24,7 @@ from gradtx.leaves.paths import (
     with_paths,
 )
 from gradtx.leaves.whole import part_of_whole
+from gradtx.names.namespace import warn
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 
@@ -296,7 +296,7 @@ def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
     if old and new and not stay:
         raise ValueError(f"regroup: no array of the state is at a path of the new one{moved}")
     if moved:
-        warnings.warn(f"regroup: slots start anew, since the state has them{moved}", stacklevel=2)
+        warn(f"regroup: slots start anew, since the state has them{moved}")
     return treedef.unflatten([old[path] if path in stay else x for path, x in keyed])
 
 

@@ -16,7 +16,6 @@ each leaf, a rule of the tree a single key).
 import functools
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -44,6 +43,7 @@ from gradtx.engine.scopes import scope
 from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
 from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, path_string, with_paths
 from gradtx.leaves.rows import Rows, is_rows, take_rows
+from gradtx.names.namespace import warn
 from gradtx.numerics import cast, increment, own_copy, scalar_dtype, widen, zeros_like
 from gradtx.programs.tracing import traced_once
 from gradtx.types import (
@@ -704,12 +704,11 @@ def warn_of_blocks(label: str, slots: dict[str, Any], path: PathFn) -> None:
     """Warn of slots in codes of which a few rows cannot be read and written alone."""
     for name, slot in slots.items():
         if not getattr(slot, "in_rows", True):
-            warnings.warn(
+            warn(
                 f"{label}: the gradient at {path_string(path())!r} is Rows, and its slot {name} "
                 "is in codes that cannot be read row by row, so that each step reads and writes "
                 'all of it: store it with blocks within rows, as in Codec("int8", axis=-1), or '
-                "leave it out by `exempt`",
-                stacklevel=2,
+                "leave it out by `exempt`"
             )
 
 

@@ -71,27 +71,25 @@ class Trial:
     ) -> tuple[list[Updates], State]:
         """Steps operation by operation: the updates of each, and the last state."""
         with eager_programs(False):
-            state = self.tx.init(params) if state is None else state
-            made = []
-            for g in gradients:
-                g = gradient_of(params) if g is None else g
-                updates, state = self.step(g, state, params)
-                params = apply_updates(params, updates)
-                made.append(updates)
-        return made, state
+            return self._run(self.step, params, gradients, state)
 
     def compiled(
         self, params: Params, gradients: Sequence[Updates | None], state: State | None = None
     ) -> tuple[list[Updates], State]:
         """The same in compiled steps."""
+        return self._run(self.jitted, params, gradients, state)
+
+    def _run(
+        self, step: Any, params: Params, gradients: Sequence[Updates | None], state: State | None
+    ) -> tuple[list[Updates], State]:
         state = self.tx.init(params) if state is None else state
-        made = []
+        every: list[Updates] = []
         for g in gradients:
             g = gradient_of(params) if g is None else g
-            updates, state = self.jitted(g, state, params)
+            updates, state = step(g, state, params)
             params = apply_updates(params, updates)
-            made.append(updates)
-        return made, state
+            every.append(updates)
+        return every, state
 
     @functools.cached_property
     def jitted(self) -> Any:
