@@ -1,6 +1,7 @@
 """Which slow tests `pytest --slow=changed` takes, as `.ci/run` calls it, and `--slow=turn`.
 
-A sweep is a test with a case for each of many transformations of the catalogue. `changed` takes
+A sweep is a test with a case for each of many transformations of the catalogue, and so are the
+examples in their docstrings together. `changed` takes
 
 - from sweeps, the cases of each transformation that has changed since the last whole run (in its
   entry in the catalogue, or in a module of gradtx that one of its builders imports, directly or
@@ -209,7 +210,7 @@ def code(source):
 
 
 def differs_in_words(commit, path):
-    """Whether a file has the same code as at a commit: its doctests are run in any case."""
+    """Whether a file has the same code as at a commit: then its examples alone are run again."""
     file = ROOT / path
     before = git("show", f"{commit}:{path}") if file.suffix == ".py" and file.exists() else None
     return before is not None and code(before) == code(file.read_text())
@@ -266,9 +267,10 @@ class Selection:
         return name in self.changed and (not self.most or self._in_its_third(f"{test} {name}"))
 
     def _is_changed(self, module):
-        """Whether a file of tests has changed, or what it shares with others."""
+        """Whether a file has changed, be it in words, or what tests in it share with others."""
         others = {m for m in closure(module, "tests") if m.rpartition(".")[2][:5] != "test_"}
-        return bool({module, *others} & self.touched)
+        file = modules()[module].relative_to(ROOT).as_posix()
+        return bool({module, file, *others} & self.touched)
 
     def _in_its_third(self, text):
         return (zlib.crc32(text.encode()) + self.number) % THIRDS == 0
@@ -325,6 +327,10 @@ def names_of_sweeps(items):
         for argument, value in arguments.items():
             if isinstance(value, str) and value in CATALOGUE:
                 tests[test_of(item), argument][item] = value
+        example = getattr(item, "dtest", None)
+        documented = "" if example is None else example.name.rpartition(".")[2]
+        if documented in CATALOGUE:
+            tests["examples", ""][item] = documented
     sweeps = [cases for cases in tests.values() if len({*cases.values()}) >= SWEEP]
     return {item: name for cases in sweeps for item, name in cases.items()}
 

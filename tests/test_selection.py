@@ -68,6 +68,18 @@ class Case:
         return self.slow if name == "slow" else None
 
 
+class Example:
+    """What pytest collects of the example in a docstring."""
+
+    def __init__(self, path, name):
+        self.path = selection.ROOT / path
+        self.nodeid = f"{path}::{name}"
+        self.dtest = type("", (), {"name": name})
+
+    def get_closest_marker(self, name):
+        return name == "slow"
+
+
 SWEEPS, OF_A_FILE = "tests.test_contracts", "tests.optimizers.test_bfgs"
 
 
@@ -142,6 +154,25 @@ def test_of_a_changed_docstring_only_what_reads_it_is_taken(monkeypatch):
     assert selected.takes_file("tests.test_docstrings")
     answers[f"a commit:{path}"] = source.replace("def ", "def other_", 1)
     assert selection.changed_since("a commit") == {"gradtx.engine.lift"}
+
+
+@pytest.mark.parametrize("changed_file", ["bfgs", "lion"])
+def test_examples_are_a_sweep_and_taken_where_their_docstring_changed(monkeypatch, changed_file):
+    path = f"gradtx/optimizers/{changed_file}.py"
+    source = (selection.ROOT / path).read_text()
+    before = source.replace('"""', '"""Before. ', 1)
+    answers = {"--count": "7", f"a commit:{path}": before, "a commit": f"{path}\n"}
+    monkeypatch.setattr(
+        selection, "git", lambda *words: next(map(answers.get, {*words} & {*answers}))
+    )
+    example = Example("gradtx/optimizers/bfgs.py", "gradtx.optimizers.bfgs.bfgs")
+    others = sorted(set(CATALOGUE) - {"bfgs"})
+    others = [Example("gradtx/optimizers/muon.py", f"gradtx.optimizers.muon.{n}") for n in others]
+    selected = Selection(selection.changed_since("a commit"), True, "a commit")
+    out = left_out([example, *others], selected)
+    assert (example in out) is (changed_file == "lion")
+    assert len(out - {example}) == len(set(CATALOGUE) - FIXED - in_turn(CATALOGUE, 7) - {"bfgs"})
+    assert not selection.names_of_sweeps([example])  # one example is no sweep
 
 
 def test_where_only_a_turn_is_asked_for_a_change_adds_nothing(monkeypatch):
