@@ -110,8 +110,8 @@ def adabelief(
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = adabelief(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     decay = [] if weight_decay is None else [add_decayed_weights(weight_decay, weight_decay_mask)]

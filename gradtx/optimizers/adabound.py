@@ -126,8 +126,8 @@ def adabound(
 
     >>> import gradtx
     >>> tx = adabound(0.01, final_lr=0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     if base_lr is None:

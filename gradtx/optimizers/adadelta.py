@@ -143,8 +143,8 @@ def adadelta(
 
     >>> import gradtx
     >>> tx = adadelta()
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     # Without decay the gradient is left alone: g + 0 p, which is read three times, would be stored.

@@ -263,8 +263,8 @@ def adafactor(
 
     >>> import gradtx
     >>> tx = adafactor(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     >>> state = tx.init(jnp.zeros((256, 512)))
     >>> state[0].v_row.shape, state[0].v_col.shape, state[0].v.shape

@@ -127,8 +127,8 @@ def adam(
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = adam(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return chain(
@@ -192,8 +192,8 @@ def adamw(
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = adamw(0.1, weight_decay=1e-3)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return descent(

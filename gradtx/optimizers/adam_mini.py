@@ -119,8 +119,8 @@ def adam_mini(
 
     >>> import gradtx
     >>> tx = adam_mini(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     >>> tx.init(jnp.zeros((8, 4)))[0].nu.shape
     (1, 4)

@@ -134,8 +134,8 @@ def adan(
 
     >>> import gradtx
     >>> tx = adan(0.1, difference_weight=0.92)  # the paper's
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return descent(

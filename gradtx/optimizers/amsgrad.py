@@ -139,8 +139,8 @@ def amsgrad(
 
     >>> import gradtx
     >>> tx = amsgrad(0.1, bias_correction_mu=False, bias_correction_nu=False)  # the paper's
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return chain(

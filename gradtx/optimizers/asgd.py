@@ -53,8 +53,8 @@ def asgd(
 
     >>> import gradtx
     >>> tx = asgd(0.1, t0=20)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(gradtx.get_slot(found.state, "ax"), 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(gradtx.get_slot(result.state, "ax"), 1, atol=1e-2))
     True
     """
 

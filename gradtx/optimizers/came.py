@@ -219,8 +219,8 @@ def came(
 
     >>> import gradtx
     >>> tx = came(0.05)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 3)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 3)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return descent(

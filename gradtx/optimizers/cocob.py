@@ -132,8 +132,8 @@ def cocob(
 
     >>> import gradtx
     >>> tx = cocob()
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=100)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=100)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return chain(

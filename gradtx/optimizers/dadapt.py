@@ -86,8 +86,8 @@ def dadapt_adamw(
 
     >>> import gradtx
     >>> tx = dadapt_adamw()
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     b1, b2 = betas

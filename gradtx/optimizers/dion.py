@@ -245,8 +245,8 @@ def dion2(
 
     >>> import gradtx
     >>> tx = dion2(gradtx.cosine_decay_schedule(0.3, 200), 0.5)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=2e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=2e-2))
     True
     """
 
@@ -323,8 +323,8 @@ def dion3(
 
     >>> import gradtx
     >>> tx = dion3(gradtx.cosine_decay_schedule(0.3, 200), 0.5)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=2e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=2e-2))
     True
     """
 

@@ -210,8 +210,8 @@ def dion(
 
     >>> import gradtx
     >>> tx = dion(gradtx.cosine_decay_schedule(0.3, 200), 0.5)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=2e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=2e-2))
     True
     """
 

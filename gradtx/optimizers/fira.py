@@ -210,8 +210,8 @@ def fira(
 
     >>> import gradtx
     >>> tx = fira(gradtx.linear_schedule(0.1, 0.0, 300), rank=1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=5e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=5e-2))
     True
     """
     return descent(

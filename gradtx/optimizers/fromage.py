@@ -36,8 +36,8 @@ def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> Gradien
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = fromage(gradtx.cosine_decay_schedule(0.1, 200))
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.arange(3.0), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.arange(3.0), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     # As many links as in Optax, so that its states fit.

@@ -72,8 +72,8 @@ def ftrl(
 
     >>> import gradtx
     >>> tx = ftrl(0.5)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=100)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=100)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     if isinstance(learning_rate_power, bool) or not isinstance(learning_rate_power, float | int):

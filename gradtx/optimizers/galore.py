@@ -312,10 +312,10 @@ def galore(
 
     >>> import gradtx
     >>> tx = galore(0.1, rank=1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((6, 4)), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((6, 4)), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
-    >>> gradtx.get_slot(found.state, "mu").shape
+    >>> gradtx.get_slot(result.state, "mu").shape
     (6, 1)
     """
     return descent(

@@ -237,8 +237,8 @@ def kl_shampoo(
 
     >>> import gradtx
     >>> tx = kl_shampoo(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return descent(
@@ -393,8 +393,8 @@ def kl_soap(
 
     >>> import gradtx
     >>> tx = kl_soap(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return descent(

@@ -433,8 +433,8 @@ def kron(
 
     >>> import gradtx
     >>> tx = kron(gradtx.linear_schedule(0.1, 0.0, 300))
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=5e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=5e-2))
     True
     >>> kron(0.1, max_size_triangular=4).init(jnp.zeros((8, 4)))[0].left.shape
     (1, 8)

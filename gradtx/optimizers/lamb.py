@@ -121,8 +121,8 @@ def lamb(
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = lamb(0.01)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 3, atol=1e-1))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 3, atol=1e-1))
     True
     """
     # The same links as in Optax, so that a run with its states can continue here.

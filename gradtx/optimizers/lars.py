@@ -128,8 +128,8 @@ def lars(
     >>> import jax.numpy as jnp
     >>> import gradtx
     >>> tx = lars(0.002, trust_coefficient=1.0)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 3, atol=1e-1))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 3, atol=1e-1))
     True
     """
     # The same links as in Optax, so that a run with its states can continue here.

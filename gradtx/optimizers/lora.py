@@ -349,8 +349,8 @@ def riemannian_lora(
     >>> start = {"lora_a": 10 * jnp.ones((2, 1)), "lora_b": 0.1 * jnp.ones((1, 2))}
     >>> def loss(p):
     ...     return jnp.sum((p["lora_a"] @ p["lora_b"] - 2) ** 2)
-    >>> found = gradtx.solve(loss, start, riemannian_lora(0.05), max_steps=200)
-    >>> bool(loss(found.params) < 1e-3)
+    >>> result = gradtx.solve(loss, start, riemannian_lora(0.05), max_steps=200)
+    >>> bool(loss(result.params) < 1e-3)
     True
     """
     return chain(

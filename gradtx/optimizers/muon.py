@@ -301,8 +301,8 @@ def muon(
     dict_keys(['adam', 'muon'])
     >>> import gradtx
     >>> tx = muon(0.02)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     decay = add_cautious_decayed_weights if cautious_decay else add_decayed_weights

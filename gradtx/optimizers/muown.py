@@ -226,8 +226,8 @@ def muown(
     >>> import gradtx
     >>> tx = muown(gradtx.cosine_decay_schedule(0.3, 200))
     >>> start = jnp.array([[0.5, -0.5], [1.0, 2.0]])
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), start, tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), start, tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
 

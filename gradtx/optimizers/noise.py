@@ -36,8 +36,8 @@ def noisy_sgd(
     >>> import jax.numpy as jnp
     >>> import gradtx
     >>> tx = noisy_sgd(0.1, key=1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-1))
     True
     """
     return chain(add_noise(eta, gamma, key, seed=seed), scale_by_learning_rate(learning_rate))

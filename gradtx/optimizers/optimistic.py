@@ -90,8 +90,8 @@ def optimistic_gradient_descent(
 
     >>> import gradtx
     >>> tx = optimistic_gradient_descent(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return chain_reading_old(
@@ -144,8 +144,8 @@ def optimistic_adam(
     >>> import gradtx, warnings
     >>> with warnings.catch_warnings(action="ignore"):
     ...     tx = optimistic_adam(0.05, optimism=0.02)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     warn("optimistic_adam: use `optimistic_adam_v2` instead", DeprecationWarning)
@@ -200,8 +200,8 @@ def optimistic_adam_v2(
 
     >>> import gradtx
     >>> tx = optimistic_adam_v2(0.05)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return chain_reading_old(

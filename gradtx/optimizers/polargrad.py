@@ -129,8 +129,8 @@ def polargrad(
 
     >>> import gradtx
     >>> tx = polargrad(0.1, 0.5)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-3))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-3))
     True
     """
 

@@ -58,8 +58,8 @@ def proximal_gradient_descent(
     >>> import gradtx, jax.numpy as jnp
     >>> tx = proximal_gradient_descent(0.1, l1_regularization_strength=1.0)
     >>> target = jnp.array([1.0, 0.1])
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> found.params.round(4).tolist()
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> result.params.round(4).tolist()
     [0.5, 0.0]
     """
 
@@ -103,8 +103,8 @@ def proximal_adagrad(
     >>> import gradtx, jax.numpy as jnp
     >>> tx = proximal_adagrad(0.5, l1_regularization_strength=1.0)
     >>> target = jnp.array([1.0, 0.1])
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> found.params.round(4).tolist()
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> result.params.round(4).tolist()
     [0.5, 0.0]
     """
 
@@ -162,8 +162,8 @@ def adagrad_da(
     >>> import gradtx, jax.numpy as jnp
     >>> tx = adagrad_da(1.0, l1_regularization_strength=1.0)
     >>> target = jnp.array([1.0, 0.1])
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, jnp.array([0.5, 0.0]), atol=1e-1))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, jnp.array([0.5, 0.0]), atol=1e-1))
     True
     """
 

@@ -190,8 +190,8 @@ def rmsprop(
 
     >>> import gradtx
     >>> tx = rmsprop(0.02)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     by = scale_by_stddev if centered else scale_by_rms

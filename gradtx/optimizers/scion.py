@@ -80,8 +80,8 @@ def scion(
 
     >>> import gradtx
     >>> tx = scion(gradtx.cosine_decay_schedule(0.1, 300), radius=4.0)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     towards_zero = add_decayed_weights(1.0 if constrained else 0.0)

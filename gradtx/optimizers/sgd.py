@@ -44,8 +44,8 @@ def sgd(
 
     >>> import gradtx
     >>> tx = sgd(0.05, momentum=0.9)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return chain(
@@ -86,8 +86,8 @@ def sign_sgd(learning_rate: LearningRate) -> GradientTransformation:
 
     >>> import gradtx
     >>> tx = sign_sgd(0.01)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-1))
     True
     """
     return chain(scale_by_sign(), scale_by_learning_rate(learning_rate))

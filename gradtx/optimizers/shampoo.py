@@ -285,8 +285,8 @@ def shampoo(
 
     >>> import gradtx
     >>> tx = shampoo(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     >>> shampoo(0.1, block_size=4).init(jnp.zeros((8, 3)))[0].left.shape
     (1, 2, 4, 4)

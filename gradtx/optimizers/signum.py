@@ -31,8 +31,8 @@ def signum(
     >>> import jax.numpy as jnp
     >>> import gradtx
     >>> tx = signum(0.01)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-1))
     True
     """
     return chain(

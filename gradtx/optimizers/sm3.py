@@ -113,8 +113,8 @@ def sm3(learning_rate: LearningRate, momentum: Decay = 0.9) -> GradientTransform
 
     >>> import gradtx
     >>> tx = sm3(0.5)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((3, 2)), tx, max_steps=200)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((3, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
     return chain(scale_by_sm3(momentum), scale_by_learning_rate(learning_rate))

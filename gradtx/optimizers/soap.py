@@ -362,8 +362,8 @@ def soap(
 
     >>> import gradtx
     >>> tx = soap(0.1)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     >>> soap(0.1, max_precond_dim=4).init(jnp.zeros((8, 4)))[0].right_basis.shape
     (1, 4, 4)

@@ -188,8 +188,8 @@ def splus(
 
     >>> import gradtx
     >>> tx = splus(gradtx.linear_schedule(0.1, 0.0, 300), weight_decay=0.0)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=5e-2))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=5e-2))
     True
     """
     return chain(

@@ -73,8 +73,8 @@ def tiger(
 
     >>> import gradtx
     >>> tx = tiger(0.01)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
-    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
+    >>> bool(jnp.allclose(result.params, 1, atol=1e-1))
     True
     """
     return descent(scale_by_tiger(b1, mu_dtype), learning_rate, weight_decay, mask)

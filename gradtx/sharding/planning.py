@@ -182,10 +182,10 @@ def plan_step(
 
     >>> import gradtx, jax.numpy as jnp
     >>> params = {"w": jax.ShapeDtypeStruct((24, 1024, 4096), jnp.float32)}
-    >>> found = plan_step(gradtx.adamw(1e-3), params, {"data": 16}, batch="data", zero="data")
-    >>> [(m.what, m.kind, m.bytes) for m in found.messages]
+    >>> plan = plan_step(gradtx.adamw(1e-3), params, {"data": 16}, batch="data", zero="data")
+    >>> [(m.what, m.kind, m.bytes) for m in plan.messages]
     [('gradients', 'reduce-scatter', 402653184), ('parameters', 'all-gather', 402653184)]
-    >>> found.state_bytes
+    >>> plan.state_bytes
     50331652
     """
     sizes, over = dict(mesh), axes_of(batch) if batch else ()

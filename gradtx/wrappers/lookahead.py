@@ -84,8 +84,8 @@ def lookahead(
 
     >>> import gradtx
     >>> tx = lookahead(gradtx.sgd(0.1), sync_period=5, slow_step_size=0.5)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> slow = gradtx.eval_params(tx, found.state, found.params)
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> slow = gradtx.eval_params(tx, result.state, result.params)
     >>> bool(jnp.allclose(slow, 1, atol=1e-2))
     True
     """

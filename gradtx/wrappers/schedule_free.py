@@ -268,8 +268,8 @@ def schedule_free_sgd(
 
     >>> import gradtx
     >>> tx = schedule_free_sgd(0.2)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> average = gradtx.eval_params(tx, found.state, found.params)
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> average = gradtx.eval_params(tx, result.state, result.params)
     >>> bool(jnp.allclose(average, 1, atol=1e-2))
     True
     """
@@ -326,8 +326,8 @@ def schedule_free_adamw(
 
     >>> import gradtx
     >>> tx = schedule_free_adamw(0.1, warmup_steps=10)
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
-    >>> average = gradtx.eval_params(tx, found.state, found.params)
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> average = gradtx.eval_params(tx, result.state, result.params)
     >>> bool(jnp.allclose(average, 1, atol=1e-2))
     True
     """
