@@ -380,6 +380,12 @@ def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
 
+class _Decorator(Protocol):
+    def __call__(
+        self, function: Callable[_P, GradientTransformation], /
+    ) -> Callable[_P, GradientTransformationExtraArgs]: ...
+
+
 @overload
 def transformation(
     function: Callable[_P, GradientTransformation],
@@ -391,9 +397,7 @@ def transformation(
     *,
     native_schedules: bool = False,
     update_size: DeclaredSize | None = None,
-) -> Callable[
-    [Callable[_P, GradientTransformation]], Callable[_P, GradientTransformationExtraArgs]
-]: ...
+) -> _Decorator: ...
 
 
 def transformation(
@@ -456,12 +460,7 @@ def optimizer(
 
 
 @overload
-def optimizer(
-    *,
-    update_size: DeclaredSize | None = None,
-) -> Callable[
-    [Callable[_P, GradientTransformation]], Callable[_P, GradientTransformationExtraArgs]
-]: ...
+def optimizer(*, update_size: DeclaredSize | None = None) -> _Decorator: ...
 
 
 def optimizer(function: Any = None, *, update_size: DeclaredSize | None = None) -> Any:

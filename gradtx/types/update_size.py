@@ -25,14 +25,12 @@ class UpdateSize(NamedTuple):
     grafting: the argument that may name another rule, which sets the length of updates.
 
     >>> import gradtx
-    >>> from gradtx.checks import LearningRate
     >>> @gradtx.optimizer(update_size=UpdateSize("spectral", "numbers"))
-    ... def scion_like(learning_rate: LearningRate, numbers: gradtx.types.DimensionNumbers = None):
+    ... def plain_muon(learning_rate: gradtx.checks.LearningRate, numbers=None):
     ...     return gradtx.muon(learning_rate, muon_weight_dimension_numbers=numbers, scale="none")
-    >>> small, large = ({"kernel": (n, 2 * n)} for n in (8, 32))
-    >>> tx = gradtx.transfer(scion_like(0.1), small, large)
-    >>> gradtx.transfer_multipliers(tx)["kernel"].rule
-    'spectral'
+    >>> tx = gradtx.transfer(plain_muon(0.1), {"kernel": (8, 16)}, {"kernel": (32, 16)})
+    >>> gradtx.transfer_multipliers(tx)["kernel"].rate
+    0.5
     """
 
     rule: SizeRule

@@ -171,13 +171,10 @@ def transfer(
             "an argument `learning_rate`, such as that of scale_by_learning_rate"
         )
     roles = roles or _roles_in(inner) or ByRole()
+    grown = growths("transfer", small, params, roles)
     numbers = _numbers(optimizer, size, params)
-    leaves = _leaves(
-        growths("transfer", small, params, roles), params, optimizer, size, numbers, head
-    )
-    transferred = _transferred(
-        inner, leaves, None if numbers is None else _NumbersByPath(numbers), rule
-    )
+    leaves = _leaves(grown, params, optimizer, size, numbers, head)
+    transferred = _transferred(inner, leaves, numbers, rule)
     said = {path: leaf.said for path, leaf in leaves.items()}
     return transferred._replace(multipliers=said)
 
@@ -205,26 +202,23 @@ def _names(every: Iterable[GradientTransformation]) -> str:
     return ", ".join(dict.fromkeys(tx.declaration.name for tx in every if tx.declaration))
 
 
-def _declared_size(tx: GradientTransformation) -> DeclaredSize | None:
+def _size(tx: GradientTransformation, rule: SizeRule | None) -> DeclaredSize | None:
+    """The size of updates that the builder declares, or `rule` in its place; None if unknown."""
     assert tx.declaration is not None
-    return tx.declaration.builder.update_size
-
-
-def _size(tx: GradientTransformation, rule: SizeRule | None) -> UpdateSize | None:
-    """The size of the updates of an optimizer; None for what leaves their size to others."""
-    size = _declared_size(tx)
-    if isinstance(size, str) or (rule is not None and tx.children):
-        return None
-    return size if rule is None else UpdateSize(rule)
+    size = tx.declaration.builder.update_size
+    if size == "proportional" or rule is None:
+        return size
+    # What is around others leaves their arguments to them.
+    return "proportional" if tx.children else UpdateSize(rule)
 
 
 def _optimizer(
     inner: GradientTransformation, rule: SizeRule | None
 ) -> tuple[GradientTransformation, UpdateSize]:
     """The optimizer within `inner`, and the size of its updates."""
-    every = _declared(inner)
-    unknown = [tx for tx in every if rule is None and _declared_size(tx) is None]
-    sizes = [(tx, size) for tx in every if (size := _size(tx, rule)) is not None]
+    every = [(tx, _size(tx, rule)) for tx in _declared(inner)]
+    unknown = [tx for tx, size in every if size is None]
+    sizes = [(tx, size) for tx, size in every if isinstance(size, UpdateSize)]
     problem = None
     if unknown:
         problem = f"it is not known on what the updates of {_names(unknown)} depend"
@@ -241,7 +235,7 @@ def _optimizer(
 def _is_site(tx: GradientTransformation, rule: SizeRule | None) -> bool:
     """Whether a transformation has hyperparameters of its own that differ from leaf to leaf."""
     has_factors = any(name in _arguments(tx) for name in (*_RATES, *_DECAYS))
-    return has_factors or _size(tx, rule) is not None
+    return has_factors or isinstance(_size(tx, rule), UpdateSize)
 
 
 def _rates(tx: GradientTransformation) -> int:
@@ -258,18 +252,18 @@ def _roles_in(inner: GradientTransformation) -> ByRole | None:
 
 def _numbers(
     optimizer: GradientTransformation, size: UpdateSize, shapes: Shapes
-) -> dict[str, Any] | None:
+) -> _NumbersByPath | None:
     """The dimension numbers of each leaf, None for an optimizer that does not ask for them."""
     if size.numbers is None:
         return None
     if not shapes:
-        return {}
+        return _NumbersByPath({})
     tree = abstract(shapes)
     dimensions = MatrixDimensions(
         dimension_numbers(_arguments(optimizer)[size.numbers]), MuonDimensionNumbers
     )
     paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
-    return dict(zip(paths, dimensions.of("transfer", tree), strict=True))
+    return _NumbersByPath(dict(zip(paths, dimensions.of("transfer", tree), strict=True)))
 
 
 def _leaves(
@@ -277,7 +271,7 @@ def _leaves(
     large: Shapes,
     optimizer: GradientTransformation,
     size: UpdateSize,
-    numbers: Mapping[str, Any] | None,
+    numbers: _NumbersByPath | None,
     head: HeadForm,
 ) -> dict[str, _LeafMultipliers]:
     """The multipliers of each leaf."""
@@ -286,7 +280,7 @@ def _leaves(
     multipliers = {}
     for path, (role, growth) in grown.items():
         rule, factor, power = size.rule, 1.0, 0.5
-        number = None if numbers is None else numbers[path]
+        number = None if numbers is None else numbers.numbers[path]
         if (numbers is not None and number is None) or (
             rule == "spectral" and numbers is None and not role.columns
         ):
@@ -329,7 +323,8 @@ def _transferred(
             f"transfer: {tx!r:.80} reads several leaves together, and cannot have other "
             "hyperparameters for some of them"
         )
-    size = _size(tx, rule) or UpdateSize("sgd")
+    declared = _size(tx, rule)
+    size = declared if isinstance(declared, UpdateSize) else UpdateSize("sgd")
     # Sorted, as JAX sorts the paths where it takes the declaration apart and puts it together.
     keys = {path: _multiples(tx, leaf, size.eps_power) for path, leaf in sorted(leaves.items())}
     labels = {key: str(i) for i, key in enumerate(dict.fromkeys(keys.values()))}
