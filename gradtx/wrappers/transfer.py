@@ -219,11 +219,13 @@ def _optimizer(
     every = [(tx, _size(tx, rule)) for tx in _declared(inner)]
     unknown = [tx for tx, size in every if size is None]
     sizes = [(tx, size) for tx, size in every if isinstance(size, UpdateSize)]
+    inside = [child for tx, _ in sizes for _, child in tx.children]
     problem = None
     if unknown:
         problem = f"it is not known on what the updates of {_names(unknown)} depend"
-    elif len({size for _, size in sizes}) > 1:
-        problem = f"there is not one optimizer in it but {_names(tx for tx, _ in sizes)}"
+    elif inside or len({size for _, size in sizes}) > 1:
+        optimizers = _names([*(tx for tx, _ in sizes), *inside])
+        problem = f"there is not one optimizer in it but {optimizers}"
     if problem is not None:
         raise ValueError(
             f"transfer: {problem}: pass rule, one of {get_args(SizeRule)}, or put transfer around "

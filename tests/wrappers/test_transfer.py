@@ -415,6 +415,10 @@ def test_it_stores_slots_and_keeps_equal_models_as_they_are():
             ),
             "not one optimizer in it but scale_by_soap, shampoo",
         ),
+        (
+            lambda: gradtx.transfer(gradtx.normuon(0.1, others=gradtx.scale(-0.1)), {}, {}),
+            "not one optimizer in it but normuon, scale",
+        ),
         (lambda: gradtx.transfer(gradtx.adam(0.1), {"u": (3, 4)}, {"u": (6, 8)}), "'u', of shape"),
         (
             lambda: gradtx.transfer(gradtx.adam(0.1), {"b": (3,)}, {"c/b": (6,)}),
