@@ -26,7 +26,7 @@ from gradtx.numerics.compiler_hints import delay
 from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates, is_stored
 
 
-@transformation
+@transformation(update_size="proportional")
 def chain(*args: GradientTransformation) -> GradientTransformation:
     """Apply transformations in sequence.
 
@@ -156,7 +156,7 @@ class NamedStates(dict[str, State]):
         return cls(zip(names, states, strict=True))
 
 
-@transformation
+@transformation(update_size="proportional")
 def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransformation:
     """A chain whose transformations have names.
 
@@ -193,7 +193,7 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
     return _in_sequence(Links(links, states, lambda new: NamedStates(zip(names, new, strict=True))))
 
 
-@transformation
+@transformation(update_size="proportional")
 def identity() -> GradientTransformation:
     """Leave the updates as they are.
 

@@ -78,7 +78,7 @@ def split_by_mask(
     return around(first, None, run, parts=(first, second))
 
 
-@transformation
+@transformation(update_size="proportional")
 def masked(
     inner: GradientTransformation, mask: Where, *, mask_compatible_extra_args: bool = False
 ) -> GradientTransformation:

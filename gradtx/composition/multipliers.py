@@ -11,13 +11,10 @@ import jax.numpy as jnp
 
 from gradtx.composition.roles import ByRole, Role
 from gradtx.leaves.paths import leaves_with_path, matches, path_string
+from gradtx.types.update_size import SizeRule
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 """The shape of each leaf, by its path."""
-
-SizeRule: TypeAlias = Literal["adam", "sgd", "spectral"]
-"""How the size of an update depends on the gradient: entries of one size whatever it is, in
-proportion to it, or singular values of one size."""
 
 HeadForm: TypeAlias = Literal["initial", "multiplier"]
 """The way to keep the outputs of a head small: small initial values, or a factor."""

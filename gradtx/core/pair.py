@@ -27,6 +27,7 @@ from gradtx.leaves.flax_forms import tell_flax
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.rows import holds_rows, refuse_changed_indices
 from gradtx.types import Params, State, StateT, TransformInitFn, Updates, UpdatesT
+from gradtx.types.update_size import DeclaredSize
 
 _P = ParamSpec("_P")
 
@@ -379,6 +380,12 @@ def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
 
+class _Decorator(Protocol):
+    def __call__(
+        self, function: Callable[_P, GradientTransformation], /
+    ) -> Callable[_P, GradientTransformationExtraArgs]: ...
+
+
 @overload
 def transformation(
     function: Callable[_P, GradientTransformation],
@@ -389,15 +396,15 @@ def transformation(
 def transformation(
     *,
     native_schedules: bool = False,
-) -> Callable[
-    [Callable[_P, GradientTransformation]], Callable[_P, GradientTransformationExtraArgs]
-]: ...
+    update_size: DeclaredSize | None = None,
+) -> _Decorator: ...
 
 
 def transformation(
     function: Any = None,
     *,
     native_schedules: bool = False,
+    update_size: DeclaredSize | None = None,
 ) -> Any:
     """Make the result of a builder data: it carries the builder and the arguments.
 
@@ -412,6 +419,9 @@ def transformation(
         function: the builder; it returns a pair (from :func:`elementwise`, :func:`leafwise`,
             :func:`chain`, or made by hand).
         native_schedules: the builder takes schedules itself, or passes them on to others.
+        update_size: what :func:`transfer` needs to know: ``"adam"`` where the entries of updates
+            have one size whatever the gradient's is, ``"proportional"`` where updates are in
+            proportion to those taken, or an `UpdateSize`, for matrices.
 
     Returns:
         The builder, whose results are declared.
@@ -429,7 +439,7 @@ def transformation(
     """
 
     def decorate(function: Any) -> Any:
-        builder = Builder(function, native=native_schedules)
+        builder = Builder(function, native=native_schedules, update_size=update_size)
 
         def build(*args: Any, **kwargs: Any) -> GradientTransformationExtraArgs:
             arguments = builder.bind(*args, **kwargs)
@@ -443,13 +453,22 @@ def transformation(
     return decorate if function is None else decorate(function)
 
 
+@overload
 def optimizer(
     function: Callable[_P, GradientTransformation],
-) -> Callable[_P, GradientTransformationExtraArgs]:
+) -> Callable[_P, GradientTransformationExtraArgs]: ...
+
+
+@overload
+def optimizer(*, update_size: DeclaredSize | None = None) -> _Decorator: ...
+
+
+def optimizer(function: Any = None, *, update_size: DeclaredSize | None = None) -> Any:
     """A builder that names a composition and passes its hyperparameters on, such as ``adam``.
 
     Args:
         function: what returns the composition. Its annotations say the ranges of its arguments.
+        update_size: as in :func:`transformation`.
 
     >>> import gradtx
     >>> @optimizer
@@ -458,7 +477,8 @@ def optimizer(
     >>> clipped_sgd(0.1)
     clipped_sgd(learning_rate=0.1)
     """
-    return transformation(native_schedules=True)(function)
+    decorate = transformation(native_schedules=True, update_size=update_size)
+    return decorate if function is None else decorate(function)
 
 
 def with_extra_args_support(tx: Any) -> GradientTransformation:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from gradtx import checks
 from gradtx.declarations.host_values import as_schedule
 from gradtx.names.namespace import homes
 from gradtx.numerics import signed
+from gradtx.types.update_size import DeclaredSize, SizeRule, UpdateSize
 
 # What other libraries call an argument.
 OTHER_NAMES = {
@@ -89,6 +90,7 @@ class Builder:
     Args:
         function: the function as it was written.
         native: it takes schedules itself; otherwise they are evaluated for it at each step.
+        update_size: how large the updates of what it builds are, if it is known.
 
     Attributes:
         static: what it builds is a pytree without leaves, whatever its arguments are.
@@ -101,11 +103,25 @@ class Builder:
         function: Callable[..., Any],
         *,
         native: bool = False,
+        update_size: DeclaredSize | None = None,
     ) -> None:
         self.function = function
         self.native = native
+        self.update_size = UpdateSize("adam") if update_size == "adam" else update_size
         self.signature = inspect.signature(function)
         self.public: Callable[..., Any] = self.call
+        self._check_update_size()
+
+    def _check_update_size(self) -> None:
+        size = self.update_size
+        if isinstance(size, UpdateSize):
+            checks.check_choice(self.name, "update_size.rule", size.rule, get_args(SizeRule))
+            for name in (size.numbers, size.grafting):
+                if name is not None and name not in self.signature.parameters:
+                    problem = unknown_argument(name, self.signature.parameters)
+                    raise ValueError(f"{self.name}: update_size: {problem}")
+        elif size is not None:
+            checks.check_choice(self.name, "update_size", size, ("adam", "proportional"))
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ class ScaleByBeliefState(NamedTuple):
     nu: NonNegativeSlots
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_belief(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
@@ -71,7 +71,7 @@ def scale_by_belief(
     return elementwise(ScaleByBeliefState, moments, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def adabelief(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

@@ -18,7 +18,7 @@ class ScaleByRssState(NamedTuple):
     sum_of_squares: NonNegativeSlots
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_rss(
     initial_accumulator_value: NonNegative = 0.1,
     eps: NonNegative = 1e-7,
@@ -59,7 +59,7 @@ def scale_by_rss(
     )
 
 
-@optimizer
+@optimizer(update_size="adam")
 def adagrad(
     learning_rate: LearningRate,
     initial_accumulator_value: NonNegative = 0.1,

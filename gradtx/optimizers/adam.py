@@ -23,7 +23,7 @@ class ScaleByAdamState(NamedTuple):
     nu: NonNegativeSlots
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_adam(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
@@ -87,7 +87,7 @@ def scale_by_adam(
     return elementwise(ScaleByAdamState, slots, rule, zero_gradient=zero_gradient)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def adam(
     learning_rate: LearningRate,
     b1: Decay = 0.9,
@@ -146,7 +146,7 @@ def adam(
     )
 
 
-@optimizer
+@optimizer(update_size="adam")
 def adamw(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

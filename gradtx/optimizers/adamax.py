@@ -16,7 +16,7 @@ from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_adamax(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
@@ -61,7 +61,7 @@ def scale_by_adamax(
     return elementwise(ScaleByAdamState, moments, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def adamax(
     learning_rate: LearningRate,
     b1: Decay = 0.9,
@@ -98,7 +98,7 @@ def adamax(
     )
 
 
-@optimizer
+@optimizer(update_size="adam")
 def adamaxw(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

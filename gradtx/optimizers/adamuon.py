@@ -11,9 +11,10 @@ from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.leaves.paths import Where
 from gradtx.linalg.linear_algebra import with_root_mean_square
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, root, zeros_like
-from gradtx.optimizers.beside_adamw import beside_adamw
+from gradtx.optimizers.beside_adamw import beside_adamw, longer_side
 from gradtx.transforms.orthogonal import STANDARD, check_dtype, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType, Slots
+from gradtx.types.update_size import UpdateSize
 
 
 class AdamuonState(NamedTuple):
@@ -97,7 +98,7 @@ def scale_by_adamuon(
     )
 
 
-@optimizer
+@optimizer(update_size=UpdateSize("spectral", "weight_dimension_numbers", longer_side))
 def adamuon(
     learning_rate: NonNegative,
     decay: Decay = 0.95,

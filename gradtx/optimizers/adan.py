@@ -29,7 +29,7 @@ class ScaleByAdanState(NamedTuple):
     t: Counter
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_adan(
     b1: Decay = 0.98,
     b2: Decay = 0.92,
@@ -88,7 +88,7 @@ def scale_by_adan(
     return elementwise(ScaleByAdanState, slots, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def adan(
     learning_rate: LearningRate,
     b1: Decay = 0.98,

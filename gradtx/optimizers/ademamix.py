@@ -34,7 +34,7 @@ class ScaleByAdemamixState(NamedTuple):
     nu: NonNegativeSlots
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_ademamix(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
@@ -92,7 +92,7 @@ def scale_by_ademamix(
     return elementwise(ScaleByAdemamixState, slots, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def ademamix(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

@@ -15,7 +15,7 @@ from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_adopt(
     b1: Decay = 0.9,
     b2: Decay = 0.9999,
@@ -90,7 +90,7 @@ def _clip(x: Array, limit: Array) -> Array:
     return jnp.clip(x, -limit, limit)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def adopt(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

@@ -23,7 +23,7 @@ class ScaleByAmsgradState(NamedTuple):
     nu_max: NonNegativeSlots
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_amsgrad(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
@@ -96,7 +96,7 @@ def scale_by_amsgrad(
     return elementwise(ScaleByAmsgradState, slots, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def amsgrad(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

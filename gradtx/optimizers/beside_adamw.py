@@ -11,6 +11,11 @@ from gradtx.transforms.decay import descent
 from gradtx.types import DimensionNumbers
 
 
+def longer_side(arguments: Any, rows: int, columns: int) -> float:
+    """What `UpdateSize.factor` is where a matrix's updates have one root mean square."""
+    return float(max(rows, columns) ** 0.5)
+
+
 def beside_adamw(
     name: str,
     direction: Callable[[Any], GradientTransformation],

@@ -19,7 +19,7 @@ class ScaleByLapropState(NamedTuple):
     nu: NonNegativeSlots
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_laprop(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
@@ -67,7 +67,7 @@ def scale_by_laprop(
     return elementwise(ScaleByLapropState, slots, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def laprop(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

@@ -27,7 +27,7 @@ class ScaleByLionState(NamedTuple):
         return True
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_lion(
     b1: Decay = 0.9,
     b2: Decay = 0.99,
@@ -92,7 +92,7 @@ def scale_by_lion(
     return elementwise(ScaleByLionState, slots, planned(rule, plan))
 
 
-@optimizer
+@optimizer(update_size="adam")
 def lion(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

@@ -1,5 +1,6 @@
 """Muon."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ from gradtx.types import (
     TreeScalar,
     Updates,
 )
+from gradtx.types.update_size import UpdateSize
 
 Scale: TypeAlias = Literal["jordan", "moonshot", "scion", "none"]
 
@@ -159,6 +161,13 @@ def shape_factor(d_in: int, d_out: int, scale: Scale = "jordan", consistent_rms:
     return (d_out / d_in if scale == "scion" else max(1.0, d_out / d_in)) ** 0.5
 
 
+def muon_factor(arguments: Mapping[str, Any], rows: int, columns: int) -> float:
+    """`UpdateSize.factor` of an optimizer whose arguments are those of :func:`scale_by_shape`."""
+    # What multiplies all factors alike, such as r, does not count, and may be traced.
+    fixed = None if arguments["consistent_rms"] is None else 1.0
+    return float(shape_factor(rows, columns, arguments.get("scale", "jordan"), fixed))
+
+
 @transformation
 def scale_by_shape(
     consistent_rms: NonNegative | None = None,
@@ -219,7 +228,7 @@ def scale_by_shape(
     return without_state(scaled)
 
 
-@optimizer
+@optimizer(update_size=UpdateSize("spectral", "muon_weight_dimension_numbers", muon_factor))
 def muon(
     learning_rate: NonNegative,
     ns_coeffs: Any = STANDARD,

@@ -27,9 +27,10 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.optimizers.beside_adamw import beside_adamw
-from gradtx.optimizers.muon import scale_by_shape
+from gradtx.optimizers.muon import scale_by_shape, shape_factor
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType, NonNegativeSlots, Slots
+from gradtx.types.update_size import UpdateSize
 
 
 class Muon2State(NamedTuple):
@@ -155,7 +156,14 @@ def scale_by_muon2(
     )
 
 
-@optimizer
+@optimizer(
+    update_size=UpdateSize(
+        "spectral",
+        "weight_dimension_numbers",
+        factor=lambda arguments, rows, columns: float(shape_factor(rows, columns, "scion")),
+        of_entries=True,
+    )
+)
 def muon2(
     learning_rate: NonNegative,
     decay: Decay = 0.95,

@@ -28,7 +28,7 @@ class ScaleByNadamState(NamedTuple):
     momentum_product: TreeScalar
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_nadam(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
@@ -96,7 +96,7 @@ def _scale(
     return scale_by_nadam(b1, b2, eps, eps_root, mu_dtype, momentum_decay=momentum_decay)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def nadam(
     learning_rate: LearningRate,
     b1: Decay = 0.9,
@@ -147,7 +147,7 @@ def nadam(
     )
 
 
-@optimizer
+@optimizer(update_size="adam")
 def nadamw(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

@@ -7,13 +7,15 @@ from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer
 from gradtx.leaves.paths import Where
 from gradtx.optimizers.beside_adamw import beside_adamw
-from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
+from gradtx.optimizers.muon import muon_factor, scale_by_muon, scale_by_shape
 from gradtx.transforms.input_moments import scale_by_input_moments
 from gradtx.transforms.orthogonal import STANDARD
 from gradtx.types import DimensionNumbers, DType
+from gradtx.types.update_size import UpdateSize
 
 
-@optimizer
+# Its epsilon is added to the moments of inputs, which are as large at every width.
+@optimizer(update_size=UpdateSize("spectral", "weight_dimension_numbers", muon_factor, eps_power=0))
 def newton_muon(
     learning_rate: NonNegative,
     beta: Decay = 0.95,

@@ -11,9 +11,10 @@ from gradtx.engine.matrices import MatrixDimensions, matrixwise, one_for_each_co
 from gradtx.leaves.paths import Where
 from gradtx.linalg.linear_algebra import with_root_mean_square
 from gradtx.numerics import Step, abs_sq, ema, root, zeros_like
-from gradtx.optimizers.beside_adamw import beside_adamw
+from gradtx.optimizers.beside_adamw import beside_adamw, longer_side
 from gradtx.transforms.orthogonal import STANDARD, check_dtype, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType, Slots
+from gradtx.types.update_size import UpdateSize
 
 
 class NormuonState(NamedTuple):
@@ -100,7 +101,7 @@ def scale_by_normuon(
     )
 
 
-@optimizer
+@optimizer(update_size=UpdateSize("spectral", "weight_dimension_numbers", longer_side))
 def normuon(
     learning_rate: NonNegative,
     b1: Decay = 0.95,

@@ -57,7 +57,7 @@ def _root(square: Array, eps: Any, eps_in_sqrt: bool) -> Array:
     return numerics.root(square + eps) if eps_in_sqrt else numerics.root(square) + eps
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_rms(
     decay: Decay = 0.9,
     eps: NonNegative = 1e-8,
@@ -149,7 +149,7 @@ def scale_by_stddev(
     return elementwise(state, slots, rule, zero_gradient=ZeroGradient({"mu": decay, "nu": decay}))
 
 
-@optimizer
+@optimizer(update_size="adam")
 def rmsprop(
     learning_rate: LearningRate,
     decay: Decay = 0.9,

@@ -13,7 +13,7 @@ from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, EmptyState
 
 
-@optimizer
+@optimizer(update_size="proportional")
 def sgd(
     learning_rate: LearningRate,
     momentum: Fraction | None = None,
@@ -56,7 +56,7 @@ def sgd(
     )
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_sign() -> GradientTransformation:
     r"""The sign of each entry; of a complex one, :math:`g / |g|`; of 0, 0.
 
@@ -74,7 +74,7 @@ def scale_by_sign() -> GradientTransformation:
     return elementwise(EmptyState, None, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def sign_sgd(learning_rate: LearningRate) -> GradientTransformation:
     r"""Descent by the sign alone: :math:`\theta \leftarrow \theta - \eta\,\mathrm{sign}(g)`.
 

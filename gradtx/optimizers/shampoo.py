@@ -32,9 +32,18 @@ from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import adam_of, gram
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
+from gradtx.types.update_size import UpdateSize
 
 Grafting: TypeAlias = Literal["adam", "sgd", "none"]
 RootMethod: TypeAlias = Literal["eigen", "newton"]
+
+UPDATE_SIZE = UpdateSize(
+    "spectral",
+    "weight_dimension_numbers",
+    power=lambda arguments: 1 - 2 / arguments["root"],
+    eps_power=2,
+    grafting="grafting",
+)
 
 
 class ScaleByShampooState(NamedTuple):
@@ -100,7 +109,7 @@ def _squares(size: int) -> dict[str, FactorFn]:
     return {"left": side(0), "right": side(1), "left_root": side(0), "right_root": side(1)}
 
 
-@transformation
+@transformation(update_size=UPDATE_SIZE)
 def scale_by_shampoo(
     b1: Decay = 0.9,
     b2: Decay = 0.99,
@@ -223,7 +232,7 @@ def scale_by_shampoo(
     )
 
 
-@optimizer
+@optimizer(update_size=UPDATE_SIZE)
 def shampoo(
     learning_rate: NonNegative,
     b1: Decay = 0.9,

@@ -9,7 +9,7 @@ from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import DType
 
 
-@optimizer
+@optimizer(update_size="adam")
 def signum(
     learning_rate: LearningRate, beta: Decay = 0.9, accumulator_dtype: DType | None = None
 ) -> GradientTransformation:

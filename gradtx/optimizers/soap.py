@@ -43,6 +43,17 @@ from gradtx.numerics import (
 from gradtx.numerics.control import branch
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
+from gradtx.types.update_size import UpdateSize
+
+UPDATE_SIZE = UpdateSize(
+    "spectral",
+    "weight_dimension_numbers",
+    # Independent entries of size 1, of gradients that are noise, have this norm in any bases. With
+    # a basis on one side alone, a gradient of rank one has such entries on the other.
+    lambda arguments, rows, columns: (
+        max(rows, columns) ** 0.5 if arguments["one_sided"] else rows**0.5 + columns**0.5
+    ),
+)
 
 Curvature = Callable[[Array, Array, Any, Step], dict[str, Array]]
 Bases = tuple[Array, Array]
@@ -205,7 +216,7 @@ def in_eigenbases(
     return rule
 
 
-@transformation
+@transformation(update_size=UPDATE_SIZE)
 def scale_by_soap(
     b1: Decay = 0.95,
     b2: Decay = 0.95,
@@ -305,7 +316,7 @@ def scale_by_soap(
     )
 
 
-@optimizer
+@optimizer(update_size=UPDATE_SIZE)
 def soap(
     learning_rate: NonNegative,
     b1: Decay = 0.95,

@@ -19,7 +19,7 @@ class ScaleByTigerState(NamedTuple):
     mu: Slots
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_tiger(b1: Decay = 0.965, mu_dtype: DType | None = None) -> GradientTransformation:
     r"""The sign of a moving average of the gradients: Lion with one decay.
 
@@ -45,7 +45,7 @@ def scale_by_tiger(b1: Decay = 0.965, mu_dtype: DType | None = None) -> Gradient
     return elementwise(ScaleByTigerState, lambda p: {"mu": zeros_like(p, mu_dtype)}, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def tiger(
     learning_rate: LearningRate,
     b1: Decay = 0.965,

@@ -14,7 +14,7 @@ from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array
 
 
-@transformation
+@transformation(update_size="adam")
 def scale_by_yogi(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
@@ -70,7 +70,7 @@ def scale_by_yogi(
     return elementwise(ScaleByAdamState, slots, rule)
 
 
-@optimizer
+@optimizer(update_size="adam")
 def yogi(
     learning_rate: LearningRate,
     b1: Decay = 0.9,

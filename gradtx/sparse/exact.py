@@ -77,7 +77,7 @@ class ExactRowsState(NamedTuple):
         return "exact_rows"
 
 
-@transformation
+@transformation(update_size="proportional")
 def exact_rows(
     inner: GradientTransformation, tables: Where | None = None
 ) -> GradientTransformation:

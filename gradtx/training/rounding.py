@@ -34,7 +34,7 @@ class StochasticRoundingState(NamedTuple):
         return True
 
 
-@transformation
+@transformation(update_size="proportional")
 def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> GradientTransformation:
     r"""Round parameters in bfloat16 or float16 up or down at random, so that small steps count.
 

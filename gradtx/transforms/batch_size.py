@@ -12,7 +12,7 @@ from gradtx.transforms.scaling import scale
 from gradtx.types import EmptyState, Params, Updates
 
 
-@transformation
+@transformation(update_size="proportional")
 def scale_by_batch_size(size: Positive, power: NonNegative = 0.5) -> GradientTransformation:
     r"""Multiply the updates by a power of the batch size: :math:`u = (w / b)^p\, g`.
 

@@ -19,7 +19,7 @@ class ZeroNansState(NamedTuple):
     found_nan: Slots
 
 
-@transformation
+@transformation(update_size="proportional")
 def zero_nans() -> GradientTransformation:
     """Replace NaNs by zeros, and remember in which leaves they were.
 
@@ -40,7 +40,7 @@ def zero_nans() -> GradientTransformation:
     return leafwise(ZeroNansState, slots, rule, rows=True)
 
 
-@transformation
+@transformation(update_size="proportional")
 def centralize() -> GradientTransformation:
     r"""Subtract its mean from the gradient of each output: :math:`u_i = g_i - \mathrm{mean}(g_i)`.
 

@@ -27,7 +27,7 @@ from gradtx.tree.sums import norm_of_all
 from gradtx.types import Array, EmptyState, Params, State, TreeScalar, Updates
 
 
-@transformation
+@transformation(update_size="proportional")
 def clip(max_delta: Limit) -> GradientTransformation:
     r"""Clip each entry to :math:`[-\delta, \delta]`.
 
@@ -105,7 +105,7 @@ def clip_by_block_rms(threshold: Limit) -> GradientTransformation:
     return leafwise(EmptyState, None, rule)
 
 
-@transformation
+@transformation(update_size="proportional")
 def clip_by_global_norm(max_norm: Limit, *, two_pass: bool = False) -> GradientTransformation:
     r"""Clip all leaves by their common Euclidean norm.
 

@@ -34,7 +34,7 @@ def _masked(tx: GradientTransformation, mask: Where | None) -> GradientTransform
     return tx if mask is None else masked(tx, mask)
 
 
-@optimizer
+@optimizer(update_size="proportional")
 def add_decayed_weights(
     weight_decay: NonNegative = 0.0, mask: Where | None = None
 ) -> GradientTransformation:
@@ -103,7 +103,7 @@ def decayed_elsewhere(weight_decay: Any, mask: Where | None = None) -> GradientT
     return _masked(_decayed_elsewhere(weight_decay), mask)
 
 
-@optimizer
+@optimizer(update_size="proportional")
 def add_cautious_decayed_weights(
     weight_decay: NonNegative = 0.0, mask: Where | None = None
 ) -> GradientTransformation:

@@ -32,7 +32,7 @@ class TraceWithCountState(NamedTuple):
     trace: Slots
 
 
-@transformation
+@transformation(update_size="proportional")
 def trace(
     decay: Fraction,
     nesterov: bool = False,

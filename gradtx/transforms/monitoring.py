@@ -71,7 +71,7 @@ def _watching(
     return GradientTransformationExtraArgs(init, update)
 
 
-@transformation
+@transformation(update_size="proportional")
 def count_steps() -> GradientTransformation:
     """Count the steps; the updates pass unchanged.
 
@@ -91,7 +91,7 @@ def count_steps() -> GradientTransformation:
     )
 
 
-@transformation
+@transformation(update_size="proportional")
 def snapshot(measure_name: str, measure: Measure) -> GradientTransformation:
     """Measure the updates that pass through, and keep the last measurement.
 
@@ -113,7 +113,7 @@ def snapshot(measure_name: str, measure: Measure) -> GradientTransformation:
     )
 
 
-@transformation
+@transformation(update_size="proportional")
 def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
     """Take several measurements of the updates that pass through; a measure may have a state.
 
@@ -182,7 +182,7 @@ def _float(x: Any) -> Any:
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
 
-@transformation
+@transformation(update_size="proportional")
 def measure_with_ema(
     measure: Measure,
     decay: Decay,

@@ -64,7 +64,7 @@ def _average(p: Array) -> dict[str, Array]:
     return {"average": own_copy(p, compute_dtype(p.dtype))}
 
 
-@transformation
+@transformation(update_size="proportional")
 def ema_params(
     decay: Decay = 0.999,
     *,
@@ -162,7 +162,7 @@ def ema_params(
     return around(tx, None, run)
 
 
-@transformation
+@transformation(update_size="proportional")
 def swa_params(start: Count = 0, every: PositiveCount = 1) -> GradientTransformation:
     r"""Keep the mean of the parameters at every `k`-th step, starting at a given step.
 

@@ -31,7 +31,7 @@ class ScaleByScheduleState(NamedTuple):
     count: Counter
 
 
-@transformation
+@transformation(update_size="proportional")
 def scale(step_size: Number) -> GradientTransformation:
     r"""Multiply the updates by a number: :math:`u = s\, g`.
 
@@ -49,7 +49,7 @@ def scale(step_size: Number) -> GradientTransformation:
     return elementwise(EmptyState, None, rule)
 
 
-@transformation(native_schedules=True)
+@transformation(native_schedules=True, update_size="proportional")
 def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
     r"""Multiply the updates by a schedule's value: :math:`u = s(t)\, g`, `t` from 0.
 
@@ -78,7 +78,7 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
     return GradientTransformationExtraArgs(init, update)
 
 
-@transformation
+@transformation(update_size="proportional")
 def scale_by_learning_rate(
     learning_rate: LearningRate | None = None, *, flip_sign: bool = True
 ) -> GradientTransformation:

@@ -299,7 +299,7 @@ def _measured(
     return GradientTransformationExtraArgs(lambda params: no_estimates(), update)
 
 
-@transformation(native_schedules=True)
+@transformation(native_schedules=True, update_size="proportional")
 def accumulate(
     inner: GradientTransformation,
     every: PositiveCount,

@@ -13,7 +13,7 @@ from gradtx.numerics.compiler_hints import delay, planned
 from gradtx.types import Array, DType, Params, State, Updates
 
 
-@transformation
+@transformation(update_size="proportional")
 def cautious(
     inner: GradientTransformation, *, flip_sign: bool = True, rescale: bool = True
 ) -> GradientTransformation:

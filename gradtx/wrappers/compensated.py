@@ -30,7 +30,7 @@ class CompensatedState(NamedTuple):
         return True
 
 
-@transformation
+@transformation(update_size="proportional")
 def compensated(
     inner: GradientTransformation, residual: str | None = None
 ) -> GradientTransformation:

@@ -115,7 +115,7 @@ def conditionally_mask(
     return _conditionally(ConditionallyMaskState, inner, should_transform_fn, forward_extra_args)
 
 
-@transformation
+@transformation(update_size="proportional")
 def skip_if_none(inner: GradientTransformation) -> GradientTransformation:
     """Take no step, and count none, where no leaf has a gradient.
 

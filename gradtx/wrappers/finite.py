@@ -31,7 +31,7 @@ class ApplyIfFiniteState(NamedTuple):
     inner_state: InnerState
 
 
-@transformation
+@transformation(update_size="proportional")
 def apply_if_finite(
     inner: GradientTransformation,
     max_consecutive_errors: Count,

@@ -36,7 +36,7 @@ class GuardState(NamedTuple):
     report: GuardReport
 
 
-@transformation
+@transformation(update_size="proportional")
 def guard(
     inner: GradientTransformation,
     deviations: Positive | None = 6.0,

@@ -47,7 +47,7 @@ class LookaheadState(NamedTuple):
         return params if self.slow is None else tree.cast_like(self.slow, params)
 
 
-@transformation
+@transformation(update_size="proportional")
 def lookahead(
     fast_optimizer: GradientTransformation,
     sync_period: PositiveCount,

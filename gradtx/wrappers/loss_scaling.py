@@ -31,7 +31,7 @@ class DynamicLossScaleState(NamedTuple):
     inner_state: InnerState
 
 
-@transformation
+@transformation(update_size="proportional")
 def dynamic_loss_scale(
     inner: GradientTransformation,
     loss_scale: Positive = 2.0**15,

@@ -29,7 +29,7 @@ class MasterWeightsState(NamedTuple):
         return True
 
 
-@transformation
+@transformation(update_size="proportional")
 def master_weights(inner: GradientTransformation) -> GradientTransformation:
     r"""Train a float32 copy of the parameters; the parameters are the copy, rounded.
 

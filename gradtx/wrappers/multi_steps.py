@@ -80,7 +80,7 @@ class MultiSteps:
         return self._pair
 
 
-@transformation(native_schedules=True)
+@transformation(native_schedules=True, update_size="proportional")
 def multi_steps(
     opt: GradientTransformation,
     every_k_schedule: PositiveCount,

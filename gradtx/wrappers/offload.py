@@ -27,7 +27,7 @@ class OffloadState(NamedTuple):
     inner_state: InnerState
 
 
-@transformation
+@transformation(update_size="proportional")
 def offload(
     inner: GradientTransformation, *, min_size: NonNegativeInt = 4096, strict: bool = True
 ) -> GradientTransformation:

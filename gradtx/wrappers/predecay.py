@@ -14,7 +14,7 @@ from gradtx.numerics import cast, widen
 from gradtx.types import Array, Params, State, Updates
 
 
-@transformation
+@transformation(update_size="proportional")
 def decay_first(
     inner: GradientTransformation, decay: Fraction, mask: Where | None = None
 ) -> GradientTransformation:

@@ -6,7 +6,7 @@ from gradtx.core.pair import GradientTransformation, transformation, with_extra_
 from gradtx.programs.tracing import is_tracer
 
 
-@transformation(native_schedules=True)
+@transformation(native_schedules=True, update_size="proportional")
 def static(inner: GradientTransformation) -> GradientTransformation:
     """`inner` as a pytree without leaves: its array hyperparameters are constants.
 

@@ -42,7 +42,7 @@ class _Choice(NamedTuple):
     codec: Codec | None
 
 
-@transformation(native_schedules=True)
+@transformation(native_schedules=True, update_size="proportional")
 def store(
     inner: GradientTransformation,
     codecs: Any = "int8",

@@ -1,7 +1,7 @@
 """Hyperparameters of a small model on a large one: each leaf gets its own multiples of them."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, get_args
 
 import jax.numpy as jnp
@@ -10,17 +10,17 @@ from gradtx.checks import check_choice
 from gradtx.composition.groups import partition
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.composition.multipliers import (
+    Growth,
     HeadForm,
     Multipliers,
     Shapes,
-    SizeRule,
     abstract,
     growths,
     multipliers_of,
     pattern_of,
     shapes_of,
 )
-from gradtx.composition.roles import ByRole
+from gradtx.composition.roles import ByRole, Role
 from gradtx.core.pair import (
     GradientTransformation,
     transformation,
@@ -33,90 +33,10 @@ from gradtx.inspection.hyperparams import map_transformations, replace, with_arg
 from gradtx.leaves.matrix_layout import MatrixDimensions, as_matrices
 from gradtx.leaves.paths import leaves_with_path, path_string
 from gradtx.numerics import rms
-from gradtx.optimizers.muon import shape_factor
 from gradtx.schedules.products import multiply_schedules
 from gradtx.types import Params, ParamsT, PyTree
+from gradtx.types.update_size import DeclaredSize, SizeRule, UpdateSize
 
-
-class _StepSize(NamedTuple):
-    """The rule on which the size of an optimizer's updates depends.
-
-    rule: of matrices if `numbers` is the argument that says which leaves these are, otherwise of
-    all leaves; factor: ``(arguments, rows, columns) -> number``, the optimizer's own factor of the
-    shape; power: ``arguments -> number``, of outputs by inputs; eps_power: the power of the
-    gradient that `eps` is added to; of_entries: whether that is entry by entry, as in Adam.
-    """
-
-    rule: SizeRule
-    numbers: str | None = None
-    factor: Callable[[Mapping[str, Any], int, int], float] = lambda arguments, rows, columns: 1.0
-    power: Callable[[Mapping[str, Any]], float] = lambda arguments: 0.5
-    eps_power: int = 1
-    of_entries: bool = False
-
-
-def _muon_factor(arguments: Mapping[str, Any], rows: int, columns: int) -> float:
-    # What multiplies all factors alike, such as r, does not count, and may be traced.
-    fixed = None if arguments["consistent_rms"] is None else 1.0
-    return float(shape_factor(rows, columns, arguments.get("scale", "jordan"), fixed))
-
-
-def _longer(arguments: Mapping[str, Any], rows: int, columns: int) -> float:
-    return float(max(rows, columns) ** 0.5)
-
-
-_ENTRIES = (
-    *("adabelief", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "ademamix", "adopt"),
-    *("amsgrad", "laprop", "lion", "nadam", "nadamw", "rmsprop", "sign_sgd", "signum", "tiger"),
-    *("yogi", "scale_by_adam", "scale_by_adamax", "scale_by_adan", "scale_by_ademamix"),
-    *("scale_by_adopt", "scale_by_amsgrad", "scale_by_belief", "scale_by_laprop"),
-    *("scale_by_lion", "scale_by_nadam", "scale_by_rms", "scale_by_rss", "scale_by_sign"),
-    *("scale_by_tiger", "scale_by_yogi"),
-)
-_NUMBERS = "weight_dimension_numbers"
-_SOAP = _StepSize(
-    "spectral",
-    _NUMBERS,
-    # Independent entries of size 1, of gradients that are noise, have this norm in any bases. With
-    # a basis on one side alone, a gradient of rank one has such entries on the other.
-    lambda arguments, rows, columns: (
-        max(rows, columns) ** 0.5 if arguments["one_sided"] else rows**0.5 + columns**0.5
-    ),
-)
-_SHAMPOO = _StepSize(
-    "spectral", _NUMBERS, power=lambda arguments: 1 - 2 / arguments["root"], eps_power=2
-)
-_KNOWN: dict[str, _StepSize] = {
-    **dict.fromkeys(_ENTRIES, _StepSize("adam")),
-    "sgd": _StepSize("sgd"),
-    "muon": _StepSize("spectral", "muon_weight_dimension_numbers", _muon_factor),
-    "normuon": _StepSize("spectral", _NUMBERS, _longer),
-    "adamuon": _StepSize("spectral", _NUMBERS, _longer),
-    "muon2": _StepSize(
-        "spectral",
-        _NUMBERS,
-        lambda arguments, rows, columns: float(shape_factor(rows, columns, "scion")),
-        of_entries=True,
-    ),
-    # Its epsilon is added to the moments of inputs, which are as large at every width.
-    "newton_muon": _StepSize("spectral", _NUMBERS, _muon_factor, eps_power=0),
-    "soap": _SOAP,
-    "scale_by_soap": _SOAP,
-    "shampoo": _SHAMPOO,
-    "scale_by_shampoo": _SHAMPOO,
-}
-# What leaves the size of updates as it is, or changes it alike for all leaves.
-_NEUTRAL = frozenset(
-    (
-        *("accumulate", "add_cautious_decayed_weights", "add_decayed_weights", "apply_if_finite"),
-        *("cautious", "centralize", "chain", "clip", "clip_by_global_norm", "compensated"),
-        *("count_steps", "decay_first", "dynamic_loss_scale", "ema_params", "exact_rows", "guard"),
-        *("identity", "lookahead", "masked", "master_weights", "measure_with_ema", "monitor"),
-        *("multi_steps", "named_chain", "offload", "scale", "scale_by_learning_rate"),
-        *("scale_by_batch_size", "scale_by_schedule", "skip_if_none", "snapshot", "static"),
-        *("stochastic_rounding", "store", "swa_params", "zero_nans"),
-    )
-)
 _RATES = ("learning_rate", "adam_learning_rate")
 _DECAYS = ("weight_decay", "adam_weight_decay")
 # The power of the gradient that each is added to.
@@ -191,17 +111,19 @@ def transfer(
             ``jax.eval_shape`` returns them. Layers may be fewer, in a list or stacked.
         params: those of the large model.
         roles: what the leaves are; by default the `ByRole` of `inner`, or ``ByRole()``.
-        rule: how the size of the updates depends on the gradient, for an optimizer not named below:
+        rule: how the size of the updates depends on the gradient, for an optimizer not named below,
+            which does not say it (by `update_size` of :func:`transformation`):
             ``"adam"`` where entries have one size whatever the gradient's is, ``"sgd"`` where
             updates are in proportion to it, ``"spectral"`` where the singular values of matrices
             have one size.
         head: what keeps the outputs small at the start: the head's initial values, or a factor in
             the model, which tied embeddings need.
 
-    The rule follows from the name: ``"adam"`` for adabelief, adagrad, adam, adamax, adamaxw, adamw,
-    adan, ademamix, adopt, amsgrad, laprop, lion, nadam, nadamw, rmsprop, sign_sgd, signum, tiger
-    and yogi; ``"sgd"`` for sgd; ``"spectral"`` for the matrices of muon, muon2, newton_muon,
-    normuon, adamuon, soap and shampoo, whose other leaves follow ``"adam"``. Shampoo with grafting
+    The rule is what the optimizer says: ``"adam"`` for adabelief, adagrad, adam, adamax, adamaxw,
+    adamw, adan, ademamix, adopt, amsgrad, laprop, lion, nadam, nadamw, rmsprop, sign_sgd, signum,
+    tiger and yogi; ``"sgd"`` for sgd, and where no transformation says another; ``"spectral"`` for
+    the matrices of muon, muon2, newton_muon, normuon, adamuon, soap and shampoo, whose other leaves
+    follow ``"adam"``. Shampoo with grafting
     follows ``"adam"`` or ``"sgd"``, whose steps set its length; without grafting its factor is
     :math:`(m_{out} / m_{in})^{1 - 2/p}`, with its root `p`. The epsilon of muon2 grows as Adam's
     does; that of newton_muon, which is added to the moments of inputs, stays.
@@ -242,18 +164,17 @@ def transfer(
         check_choice("transfer", "rule", rule, get_args(SizeRule))
     check_choice("transfer", "head", head, get_args(HeadForm))
     inner = with_extra_args_support(inner)
-    known = _known(inner, rule)
+    optimizer, size = _optimizer(inner, rule)
     if _rates(inner) != 1:
         raise ValueError(
             f"transfer: {inner!r:.200} has {_rates(inner)} learning rates in turn, and needs one: "
             "an argument `learning_rate`, such as that of scale_by_learning_rate"
         )
-    how = roles or _roles_in(inner) or ByRole()
-    leaves = _leaves(small, params, how, known, inner, head)
-    numbers = _numbers_of(inner, known, params)
-    transferred = _transferred(
-        inner, leaves, None if numbers is None else _NumbersByPath(numbers), known
-    )
+    roles = roles or _roles_in(inner) or ByRole()
+    grown = growths("transfer", small, params, roles)
+    numbers = _numbers(optimizer, size, params)
+    leaves = _leaves(grown, params, optimizer, size, numbers, head)
+    transferred = _transferred(inner, leaves, numbers, rule)
     said = {path: leaf.said for path, leaf in leaves.items()}
     return transferred._replace(multipliers=said)
 
@@ -277,44 +198,53 @@ def _arguments(tx: GradientTransformation) -> Mapping[str, Any]:
     return tx.declaration.arguments
 
 
-def _name(tx: GradientTransformation) -> str:
+def _names(every: Iterable[GradientTransformation]) -> str:
+    return ", ".join(dict.fromkeys(tx.declaration.name for tx in every if tx.declaration))
+
+
+def _size(tx: GradientTransformation, rule: SizeRule | None) -> DeclaredSize | None:
+    """The size of updates that the builder declares, or `rule` in its place; None if unknown."""
     assert tx.declaration is not None
-    return tx.declaration.name
+    size = tx.declaration.builder.update_size
+    if size == "proportional" or rule is None:
+        return size
+    # What is around others leaves their arguments to them.
+    return "proportional" if tx.children else UpdateSize(rule)
 
 
-def _known(inner: GradientTransformation, rule: SizeRule | None) -> dict[str, _StepSize]:
-    """The rules of the optimizers within `inner` for the size of their updates, by name."""
-    every = _declared(inner)
-    names = dict.fromkeys(map(_name, every))
-    if rule is not None:  # what is around others leaves their arguments to them
-        alone = {_name(tx) for tx in every if not tx.children}
-        return {name: _StepSize(rule) for name in names if name in alone - _NEUTRAL}
-    known = {name: _KNOWN[name] for name in names if name in _KNOWN}
-    unknown = [name for name in names if name not in _NEUTRAL and name not in _KNOWN]
-    if unknown or len({(x.rule, x.numbers) for x in known.values()}) != 1:
-        problem = (
-            f"it is not known on what the updates of {', '.join(unknown)} depend"
-            if unknown
-            else f"there is not one optimizer in it but {', '.join(known) or 'none'}"
-        )
+def _optimizer(
+    inner: GradientTransformation, rule: SizeRule | None
+) -> tuple[GradientTransformation, UpdateSize]:
+    """The optimizer within `inner`, and the size of its updates."""
+    every = [(tx, _size(tx, rule)) for tx in _declared(inner)]
+    unknown = [tx for tx, size in every if size is None]
+    sizes = [(tx, size) for tx, size in every if isinstance(size, UpdateSize)]
+    inside = [child for tx, _ in sizes for _, child in tx.children]
+    problem = None
+    if unknown:
+        problem = f"it is not known on what the updates of {_names(unknown)} depend"
+    elif inside or len({size for _, size in sizes}) > 1:
+        optimizers = _names([*(tx for tx, _ in sizes), *inside])
+        problem = f"there is not one optimizer in it but {optimizers}"
+    if problem is not None:
         raise ValueError(
             f"transfer: {problem}: pass rule, one of {get_args(SizeRule)}, or put transfer around "
             "the optimizer alone"
         )
-    return known
+    return sizes[0] if sizes else (inner, UpdateSize(rule or "sgd"))
 
 
-def _is_site(tx: GradientTransformation, known: Mapping[str, _StepSize]) -> bool:
+def _is_site(tx: GradientTransformation, rule: SizeRule | None) -> bool:
     """Whether a transformation has hyperparameters of its own that differ from leaf to leaf."""
-    return _name(tx) in known or any(name in _arguments(tx) for name in (*_RATES, *_DECAYS))
+    has_factors = any(name in _arguments(tx) for name in (*_RATES, *_DECAYS))
+    return has_factors or isinstance(_size(tx, rule), UpdateSize)
 
 
 def _rates(tx: GradientTransformation) -> int:
     """The number of learning rates that multiply an update, one after another."""
-    has_rate, counts = int(_RATES[0] in _arguments(tx)), [_rates(child) for _, child in tx.children]
-    return has_rate + (
-        sum(counts) if _name(tx) in ("chain", "named_chain") else max(counts, default=0)
-    )
+    counts = [_rates(child) for _, child in tx.children]
+    in_turn = len(counts) > 1 and tx.traits.links is not None
+    return (_RATES[0] in _arguments(tx)) + (sum(counts) if in_turn else max(counts, default=0))
 
 
 def _roles_in(inner: GradientTransformation) -> ByRole | None:
@@ -322,44 +252,43 @@ def _roles_in(inner: GradientTransformation) -> ByRole | None:
     return next((x for x in arguments if isinstance(x, ByRole)), None)
 
 
-def _numbers_of(
-    inner: GradientTransformation, known: Mapping[str, _StepSize], shapes: Shapes
-) -> dict[str, Any] | None:
-    """The dimension numbers of each leaf, None where there is no matrix optimizer."""
-    for tx in _declared(inner):
-        how = known.get(_name(tx))
-        if how is not None and how.numbers is not None:
-            argument, tree = _arguments(tx)[how.numbers], abstract(shapes)
-            if not shapes:
-                return {}
-            numbers = MatrixDimensions(dimension_numbers(argument), MuonDimensionNumbers)
-            paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
-            return dict(zip(paths, numbers.of("transfer", tree), strict=True))
-    return None
+def _numbers(
+    optimizer: GradientTransformation, size: UpdateSize, shapes: Shapes
+) -> _NumbersByPath | None:
+    """The dimension numbers of each leaf, None for an optimizer that does not ask for them."""
+    if size.numbers is None:
+        return None
+    if not shapes:
+        return _NumbersByPath({})
+    tree = abstract(shapes)
+    dimensions = MatrixDimensions(
+        dimension_numbers(_arguments(optimizer)[size.numbers]), MuonDimensionNumbers
+    )
+    paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
+    return _NumbersByPath(dict(zip(paths, dimensions.of("transfer", tree), strict=True)))
 
 
 def _leaves(
-    small: Shapes,
+    grown: Mapping[str, tuple[Role, Growth]],
     large: Shapes,
-    roles: ByRole,
-    known: Mapping[str, _StepSize],
-    inner: GradientTransformation,
+    optimizer: GradientTransformation,
+    size: UpdateSize,
+    numbers: _NumbersByPath | None,
     head: HeadForm,
 ) -> dict[str, _LeafMultipliers]:
     """The multipliers of each leaf."""
-    how = next(iter(known.values()))
-    arguments = next(_arguments(tx) for tx in _declared(inner) if _name(tx) in known)
-    numbers = _numbers_of(inner, known, large)
+    arguments = _arguments(optimizer)
+    grafted: Any = None if size.grafting is None else arguments[size.grafting]
     multipliers = {}
-    for path, (role, growth) in growths("transfer", small, large, roles).items():
-        rule, factor, power = how.rule, 1.0, 0.5
-        number = None if numbers is None else numbers[path]
+    for path, (role, growth) in grown.items():
+        rule, factor, power = size.rule, 1.0, 0.5
+        number = None if numbers is None else numbers.numbers[path]
         if (numbers is not None and number is None) or (
             rule == "spectral" and numbers is None and not role.columns
         ):
             rule = "adam"
-        elif number is not None and arguments.get("grafting") in ("adam", "sgd"):
-            rule = arguments["grafting"]
+        elif number is not None and grafted in get_args(SizeRule):
+            rule = grafted
         elif number is not None:
             old, new = (
                 as_matrices("transfer", path, shape, number) for shape in (growth.like, large[path])
@@ -367,11 +296,11 @@ def _leaves(
             by = new.rows / max(old.rows, 1), new.columns / max(old.columns, 1)
             if all(by):
                 growth = growth._replace(inputs=by[0], outputs=by[1])
-                factor = how.factor(arguments, new.rows, new.columns)
-                factor /= how.factor(arguments, old.rows, old.columns)
-            power = how.power(arguments)
+                factor = size.factor(arguments, new.rows, new.columns)
+                factor /= size.factor(arguments, old.rows, old.columns)
+            power = size.power(arguments)
         said, entry = multipliers_of(role, growth, rule, head, power, factor)
-        said = said._replace(epsilon=entry) if how.of_entries else said
+        said = said._replace(epsilon=entry) if size.of_entries else said
         multipliers[path] = _LeafMultipliers(said, entry)
     return multipliers
 
@@ -380,13 +309,13 @@ def _transferred(
     tx: GradientTransformation,
     leaves: Mapping[str, _LeafMultipliers],
     numbers: _NumbersByPath | None,
-    known: Mapping[str, _StepSize],
+    rule: SizeRule | None,
 ) -> GradientTransformation:
     """`tx`, in which a transformation whose hyperparameters differ is a partition of leaves."""
-    if not _is_site(tx, known):
+    if not _is_site(tx, rule):
         new = {
             name: map_transformations(
-                value, name, lambda child, at: _transferred(child, leaves, numbers, known)
+                value, name, lambda child, at: _transferred(child, leaves, numbers, rule)
             )
             for name, value in _arguments(tx).items()
         }
@@ -396,11 +325,12 @@ def _transferred(
             f"transfer: {tx!r:.80} reads several leaves together, and cannot have other "
             "hyperparameters for some of them"
         )
-    how = known.get(_name(tx), _StepSize("sgd"))
+    declared = _size(tx, rule)
+    size = declared if isinstance(declared, UpdateSize) else UpdateSize("sgd")
     # Sorted, as JAX sorts the paths where it takes the declaration apart and puts it together.
-    keys = {path: _multiples(tx, leaf, how) for path, leaf in sorted(leaves.items())}
+    keys = {path: _multiples(tx, leaf, size.eps_power) for path, leaf in sorted(leaves.items())}
     labels = {key: str(i) for i, key in enumerate(dict.fromkeys(keys.values()))}
-    numbers_argument = {} if how.numbers is None or numbers is None else {how.numbers: numbers}
+    numbers_argument = {} if size.numbers is None or numbers is None else {size.numbers: numbers}
     groups = {label: _multiplied(tx, dict(key), numbers_argument) for key, label in labels.items()}
     if len(groups) < 2:
         return next(iter(groups.values()), tx)
@@ -420,14 +350,14 @@ def _label(by_path: Mapping[str, str], path: str, leaf: Any) -> str:
 
 
 def _multiples(
-    tx: GradientTransformation, leaf: _LeafMultipliers, how: _StepSize
+    tx: GradientTransformation, leaf: _LeafMultipliers, eps_power: int
 ) -> tuple[tuple[str, float], ...]:
     """The factors of the hyperparameters of an optimizer for one leaf, by their names."""
     arguments, said = _arguments(tx), leaf.said
     by = dict.fromkeys(_RATES, said.rate) | dict.fromkeys(_DECAYS, said.decay)
     for name, power in _EPSILONS.items():
         inside = name == "eps" and arguments.get("eps_in_sqrt", False)
-        by[name] = said.epsilon ** (2 if inside else how.eps_power * power)
+        by[name] = said.epsilon ** (2 if inside else eps_power * power)
     by |= {name: leaf.entry**power for name, power in _ADAM_EPSILONS.items()}
     return tuple(
         (name, round(x, 12))

@@ -1,7 +1,9 @@
 """Transfer: multipliers against the papers' tables, and updates against optimizers made by hand."""
 
 import json
+import pathlib
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import gradtx
 from gradtx import ByRole, Role
 from gradtx.composition.multipliers import Growth, multipliers_of
 from gradtx.wrappers import transfer
+from tests.catalogue import builders, optimizers
 from tests.composition.test_roles import SHAPES, read
 
 
@@ -126,6 +129,83 @@ def flat(tree, at=""):
     }
 
 
+def test_the_optimizers_that_are_listed_are_those_that_say_their_size():
+    """In the docstring, and in the table of the page."""
+    said = {"adam": set(), "sgd": set(), "spectral": set()}
+    for builder in builders():
+        size = getattr(builder, "update_size", None)
+        if builder.name in optimizers() and size is not None:
+            said["sgd" if size == "proportional" else size.rule].add(builder.name)
+    text = gradtx.transfer.__doc__.partition("The rule is what")[2].partition(" Shampoo with")[0]
+    listed = {r: set(re.findall(r"\w+", t)) for r, t in re.findall(r'``"(\w+)"`` for([^`]*)', text)}
+    assert {r: names & {*optimizers()} for r, names in listed.items()} == said
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "transfer.md").read_text()
+    for rule, names in said.items():
+        row = page.partition(f'\n| `"{rule}"` |')[2].partition("\n")[0].split("|")[2]
+        assert {*re.findall(r"\w+", row)} - {"matrices", "of"} == names
+
+
+def signs(learning_rate: gradtx.checks.LearningRate):
+    return gradtx.chain(gradtx.scale_by_sign(), gradtx.scale_by_learning_rate(learning_rate))
+
+
+def test_an_optimizer_of_ones_own_says_its_size():
+    """By its decorator; its name says nothing, even if it is another's."""
+    tx = gradtx.optimizer(update_size="adam")(signs)(0.1)
+    own, known = (found(gradtx.transfer(x, model(16), model(64))) for x in (tx, gradtx.adam(0.1)))
+    assert own == known
+
+    def adam(learning_rate: gradtx.checks.LearningRate):
+        return gradtx.lamb(learning_rate)
+
+    with pytest.raises(ValueError, match="updates of adam depend"):
+        gradtx.transfer(gradtx.optimizer(adam)(0.1), model(16), model(64))
+
+
+def test_a_matrix_optimizer_of_ones_own_says_a_record():
+    @gradtx.optimizer(
+        update_size=gradtx.UpdateSize(
+            "spectral", "numbers", lambda arguments, rows, columns: arguments["scale"] * columns
+        )
+    )
+    def wider(
+        learning_rate: gradtx.checks.LearningRate,
+        numbers: gradtx.types.DimensionNumbers = None,
+        scale: float = 2.0,
+    ):
+        return gradtx.muon(learning_rate, muon_weight_dimension_numbers=numbers)
+
+    shapes = {"w/kernel": (4, 6), "bias": (6,)}, {"w/kernel": (16, 12), "bias": (12,)}
+    tx = gradtx.transfer(wider(0.1), *shapes)
+    got = found(tx)
+    assert got["w/kernel"][0] == pytest.approx((2 / 4) ** 0.5 / 2)
+    assert got["bias"][0] == 1
+    state = jax.eval_shape(tx.init, {path: jnp.zeros(shape) for path, shape in shapes[1].items()})
+    assert len(state.inner_states) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        ("spectral", "update_size must be one of"),
+        (gradtx.UpdateSize("muon"), "update_size.rule must be one of"),
+        (gradtx.UpdateSize("spectral", "learning_rates"), "did you mean learning_rate"),
+        (gradtx.UpdateSize("spectral", grafting="graft"), "no argument 'graft'"),
+    ],
+)
+def test_a_size_that_is_none_is_refused(size, says):
+    with pytest.raises(ValueError, match=f"signs: {says}|signs: update_size: .*{says}"):
+        gradtx.optimizer(update_size=size)(signs)
+
+
+@pytest.mark.parametrize("rule", [None, "sgd"])
+def test_a_chain_without_an_optimizer_is_as_sgd(rule):
+    links = gradtx.trace(0.9), gradtx.scale_by_learning_rate(0.1)
+    tx = gradtx.transfer(gradtx.chain(*links), model(16), model(64), rule=rule)
+    own = gradtx.transfer(gradtx.sgd(0.1, momentum=0.9), model(16), model(64))
+    assert gradtx.transfer_multipliers(tx) == gradtx.transfer_multipliers(own)
+
+
 def test_layers_change_epsilon_alone_for_adam_and_the_rate_for_sgd():
     """CompleteP: rates stay where what layers add is divided by their number."""
     shapes = model(16, 2), model(64, 6)
@@ -184,8 +264,8 @@ def test_epsilon_grows_as_the_power_of_the_gradient_that_it_is_added_to(tx, powe
     made = multipliers_of(
         Role("matrix", (0,), (1,)), Growth(4.0, 2.0, 3.0), "adam", "initial", 0.5, 1.0
     )
-    how = transfer._known(tx, None)[tx.declaration.name]
-    by = dict(transfer._multiples(tx, transfer._LeafMultipliers(*made), how))
+    eps_power = tx.declaration.builder.update_size.eps_power
+    by = dict(transfer._multiples(tx, transfer._LeafMultipliers(*made), eps_power))
     assert {name: by[name] for name in powers} == {
         name: pytest.approx((1 / 6) ** power) for name, power in powers.items()
     }
@@ -329,6 +409,16 @@ def test_it_stores_slots_and_keeps_equal_models_as_they_are():
     [
         (lambda: gradtx.transfer(gradtx.lamb(0.1), {}, {}), "updates of lamb depend: pass rule"),
         (lambda: gradtx.transfer(gradtx.scale_by_adam(), {}, {}), "0 learning rates"),
+        (
+            lambda: gradtx.transfer(
+                gradtx.chain(gradtx.scale_by_soap(), gradtx.shampoo(0.1)), {}, {}
+            ),
+            "not one optimizer in it but scale_by_soap, shampoo",
+        ),
+        (
+            lambda: gradtx.transfer(gradtx.normuon(0.1, others=gradtx.scale(-0.1)), {}, {}),
+            "not one optimizer in it but normuon, scale",
+        ),
         (lambda: gradtx.transfer(gradtx.adam(0.1), {"u": (3, 4)}, {"u": (6, 8)}), "'u', of shape"),
         (
             lambda: gradtx.transfer(gradtx.adam(0.1), {"b": (3,)}, {"c/b": (6,)}),
