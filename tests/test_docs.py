@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.names.namespace import homes
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -176,7 +177,8 @@ def test_arguments_have_types_ranges_and_numbers(making):
         assert arguments.interval(arguments.hyperparameter_range(hint)) == text
     tx = inspect.signature(gradtx.make_step).parameters["tx"]
     assert arguments.shown(tx.annotation) == "GradientTransformation"
-    for name in gradtx.__all__:  # no default is an object's address, no type an annotation's inside
+    # No default is an object's address, no type an annotation's inside.
+    for name in homes("gradtx"):
         public = getattr(gradtx, name)
         if inspect.isfunction(public):
             for parameter in arguments.written(public).values():

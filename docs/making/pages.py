@@ -16,6 +16,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.transforms import SphinxTransform
 
 import gradtx
+from gradtx.names.namespace import homes
 from making import arguments, leaders, measured, pictures, recipes, surfaces
 from making.entries import Entry, entries
 from making.writing import figure, heading, indented, patterns_linked, slug, write
@@ -109,7 +110,7 @@ def by_use(name: str) -> tuple[int, str, bool, str]:
 
 
 RANGES = [f"checks.{n}" for n, v in vars(gradtx.checks).items() if hasattr(v, "__metadata__")]
-NAMES = [name for name in gradtx.__all__ if name not in GATHERED] + RANGES
+NAMES = [name for name in homes("gradtx") if name not in GATHERED] + RANGES
 GROUPS = {title: sorted((n for n in NAMES if page_of(n) == title), key=by_use) for title in PAGES}
 
 
@@ -141,7 +142,7 @@ def same_as(name: str) -> str:
     """The name under which a class or a function was written, if it is public and another."""
     found = public(name)
     own = getattr(found, "__name__", name)
-    same = own != name and own in gradtx.__all__ and public(own) is found
+    same = own != name and own in homes("gradtx") and public(own) is found
     return own if same else ""
 
 
@@ -349,7 +350,7 @@ class Linked(SphinxTransform):
             name = re.sub(r"^gradtx\.|\(\)$", "", literal.astext())
             inside = isinstance(literal.parent, addnodes.pending_xref | nodes.reference)
             plain = set(literal.get("classes")) <= {"code"}  # not what another role has set
-            if name in gradtx.__all__ and plain and not inside and not in_field(literal):
+            if name in homes("gradtx") and plain and not inside and not in_field(literal):
                 target = addnodes.pending_xref(
                     "", refdomain="py", reftype="obj", reftarget=f"gradtx.{name}", refexplicit=True
                 )
