@@ -157,6 +157,31 @@ def test_names_for_users_of_optax_say_so_where_they_are_explained(making):
         assert "Kept for" not in "\n".join(pages.documented(name)) + getattr(gradtx, name).__doc__
 
 
+# Names that do nearly the same, after the one to prefer.
+ALIKE = {
+    "accumulate": ("multi_steps", "MultiSteps", "apply_every", "microbatch"),
+    "guard": (
+        *("apply_if_finite", "skip_not_finite", "skip_large_updates", "skip_if_none"),
+        *("conditionally_transform", "conditionally_mask"),
+    ),
+    "ema_params": ("ema", "swa_params", "ema_nesterov", "primal_averaging", "lookahead"),
+    "schedule": ("replace", "injected"),
+    "make_step": ("evaluated",),
+    "replace": ("inject_hyperparams",),
+    "inject_hyperparams": ("inject_stateful_hyperparams",),
+}
+
+
+def test_of_names_that_do_nearly_the_same_each_says_which_to_prefer():
+    page = (DOCS / "which_one.md").read_text()
+    for preferred, others in ALIKE.items():
+        for name in others:
+            assert f"`{name}`" in page
+            opening = inspect.getdoc(getattr(gradtx, name)).partition("Args:")[0]
+            assert "prefer" in opening or "Kept for code" in opening, name
+            assert preferred in opening, name
+
+
 @pytest.fixture
 def making(monkeypatch):
     pytest.importorskip("math_core")
