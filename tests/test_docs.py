@@ -227,6 +227,22 @@ def test_the_api_opens_with_what_people_do(making):
     assert any("0.017 on a character transformer" in line for line in pages.rates("adamw"))
 
 
+@pytest.mark.slow
+def test_every_public_name_has_an_entry_that_says_where_its_home_is(making):
+    _, pages = making
+    listed = [name for names in pages.GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(pages.NAMES)
+    assert homes("gradtx").keys() <= {*listed, *pages.GATHERED}
+    assert list(pages.PAGES)[-4:] == ["Losses", "Measuring", "Contrib", "States"]
+    assert {"dion3", "trust_gate"} <= {*pages.GROUPS["Contrib"]}
+    assert "muon" in pages.GROUPS["Optimizers"]
+    for name in homes("gradtx").keys() - {*pages.GATHERED}:
+        said = re.findall(r"Its home is ``(gradtx\.\w+)``", "\n".join(pages.documented(name)))
+        assert len(said) == (name not in gradtx.__all__), name
+        for room in said:
+            assert getattr(getattr(gradtx, room.removeprefix("gradtx.")), name)
+
+
 # What people type, and the page that tells them how.
 SEARCHED = {
     "freeze layers": "recipes/frozen_layers",

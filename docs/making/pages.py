@@ -240,7 +240,9 @@ def on_own_page(title: str) -> list[str]:
 
 
 def optimizers_page(title: str) -> list[str]:
-    lines = ["Each optimizer and rule has a page with its equations, arguments, source and a short run."]
+    lines = [
+        "Each optimizer and rule has a page with its equations, arguments, source and a short run."
+    ]
     lines += [":doc:`/catalogue` compares them, and :doc:`/choosing` says where to start.", ""]
     kinds = {"optimizer": "Optimizers", "rule": "Rules"}
     about = {
