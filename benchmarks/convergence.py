@@ -31,6 +31,7 @@ from sklearn import datasets
 
 import gradtx
 from benchmarks.tables import markdown
+from gradtx.names.namespace import homes
 
 STEPS = 300
 BATCH = 64
@@ -171,7 +172,7 @@ NOT_ALONE = ("mars", "orthogonalize", "sizes_and_directions")
 def optimizers() -> dict[str, Callable[..., Any]]:
     """Every optimizer that gradtx publishes, by name."""
     found: dict[str, Callable[..., Any]] = {}
-    for name in gradtx.__all__:
+    for name in homes("gradtx"):
         build = getattr(gradtx, name)
         builder = getattr(build, "builder", None)
         if builder is None or not builder.function.__module__.startswith("gradtx.optimizers."):

@@ -30,6 +30,7 @@ import pytest
 
 import gradtx
 from benchmarks.tables import markdown
+from gradtx.names.namespace import homes
 
 # Optax's packages that gradtx has by the same name; the names of its other modules are top-level.
 PACKAGES = ("contrib", "losses", "projections", "schedules", "transforms", "tree", "tree_utils")
@@ -125,7 +126,7 @@ class Swapped(types.ModuleType):
         if inner is not None:
             return inner
         for module in self.ours:
-            if name in module.__all__:
+            if name in module.__all__ or name in homes(module.__name__):
                 return getattr(module, name)
         value = getattr(self.original, name)
         if not name.startswith("__"):

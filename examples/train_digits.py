@@ -106,7 +106,7 @@ def batches(digits: Digits, rng: np.random.Generator) -> Iterator[tuple[np.ndarr
 def optimizers() -> dict[str, Callable[..., gradtx.GradientTransformation]]:
     """The optimizers that need only a learning rate; and COCOB, which does not need even that."""
     found = {"cocob": gradtx.cocob}
-    for name in gradtx.__all__:
+    for name in (*gradtx.__all__, *gradtx.contrib.__all__):
         builder = getattr(getattr(gradtx, name), "builder", None)
         if builder is None or name.startswith("scale_by_"):
             continue

@@ -10,6 +10,7 @@ import optax
 
 import gradtx
 from gradtx.declarations.declaration import Builder
+from gradtx.names.namespace import homes
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Entry:
 
 def builders() -> list[Builder]:
     """The builders, of transformations, schedules and estimators, that gradtx publishes."""
-    public = [getattr(gradtx, name) for name in gradtx.__all__]
+    public = [getattr(gradtx, name) for name in homes("gradtx")]
     return [each.builder for each in public if hasattr(each, "builder")]
 
 

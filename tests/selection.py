@@ -103,12 +103,16 @@ def dotted(node):
 @functools.cache
 def graph():
     """The modules that each module imports; what a package passes on is at its home."""
-    files, passed_on = modules(), {}
+    files, passed_on, stars = modules(), {}, {}
     for module, path in files.items():
         if path.name == "__init__.py":
             stub = path.with_suffix(".pyi")
             source = stub if stub.exists() else path
-            passed_on[module] = {name: home for home, name in imports(source)}
+            passed_on[module] = {name: home for home, name in imports(source) if name != "*"}
+            stars[module] = [home for home, name in imports(source) if name == "*"]
+    for module, rooms in stars.items():
+        for room in rooms:
+            passed_on[module] = passed_on[room] | passed_on[module]
 
     def home(module, name):
         inner = f"{module}.{name}" if module else name

@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.names.namespace import homes
 from tests.quick import quick
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "coming_from.md").read_text(encoding="utf-8")
@@ -82,7 +83,7 @@ def parts():
 
 
 def namespace():
-    names = {name: getattr(gradtx, name) for name in gradtx.__all__}
+    names = {name: getattr(gradtx, name) for name in homes("gradtx")}
     tx = gradtx.adam(0.1)
     alone = gradtx.skip_if_none(gradtx.adam(jnp.array(0.1)))
     groups = gradtx.partition({"0": alone, "1": alone}, [("kernel", "0"), ("bias", "1")])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.names.namespace import homes
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -156,6 +157,31 @@ def test_names_for_users_of_optax_say_so_where_they_are_explained(making):
         assert "Kept for" not in "\n".join(pages.documented(name)) + getattr(gradtx, name).__doc__
 
 
+# Names that do nearly the same, after the one to prefer.
+ALIKE = {
+    "accumulate": ("multi_steps", "MultiSteps", "apply_every", "microbatch"),
+    "guard": (
+        *("apply_if_finite", "skip_not_finite", "skip_large_updates", "skip_if_none"),
+        *("conditionally_transform", "conditionally_mask"),
+    ),
+    "ema_params": ("ema", "swa_params", "ema_nesterov", "primal_averaging", "lookahead"),
+    "schedule": ("replace", "injected"),
+    "make_step": ("evaluated",),
+    "replace": ("inject_hyperparams",),
+    "inject_hyperparams": ("inject_stateful_hyperparams",),
+}
+
+
+def test_of_names_that_do_nearly_the_same_each_says_which_to_prefer():
+    page = (DOCS / "which_one.md").read_text()
+    for preferred, others in ALIKE.items():
+        for name in others:
+            assert f"`{name}`" in page
+            opening = inspect.getdoc(getattr(gradtx, name)).partition("Args:")[0]
+            assert "prefer" in opening or "Kept for code" in opening, name
+            assert preferred in opening, name
+
+
 @pytest.fixture
 def making(monkeypatch):
     pytest.importorskip("math_core")
@@ -176,7 +202,8 @@ def test_arguments_have_types_ranges_and_numbers(making):
         assert arguments.interval(arguments.hyperparameter_range(hint)) == text
     tx = inspect.signature(gradtx.make_step).parameters["tx"]
     assert arguments.shown(tx.annotation) == "GradientTransformation"
-    for name in gradtx.__all__:  # no default is an object's address, no type an annotation's inside
+    # No default is an object's address, no type an annotation's inside.
+    for name in homes("gradtx"):
         public = getattr(gradtx, name)
         if inspect.isfunction(public):
             for parameter in arguments.written(public).values():
@@ -198,6 +225,22 @@ def test_the_api_opens_with_what_people_do(making):
     assert set(pages.FIRST) <= set(pages.NAMES)
     assert not {"diloco", "aggregate_int8"} & set(pages.GROUPS["Training"])
     assert any("0.017 on a character transformer" in line for line in pages.rates("adamw"))
+
+
+@pytest.mark.slow
+def test_every_public_name_has_an_entry_that_says_where_its_home_is(making):
+    _, pages = making
+    listed = [name for names in pages.GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(pages.NAMES)
+    assert homes("gradtx").keys() <= {*listed, *pages.GATHERED}
+    assert list(pages.PAGES)[-4:] == ["Losses", "Measuring", "Contrib", "States"]
+    assert {"dion3", "trust_gate"} <= {*pages.GROUPS["Contrib"]}
+    assert "muon" in pages.GROUPS["Optimizers"]
+    for name in homes("gradtx").keys() - {*pages.GATHERED}:
+        said = re.findall(r"Its home is ``(gradtx\.\w+)``", "\n".join(pages.documented(name)))
+        assert len(said) == (name not in gradtx.__all__), name
+        for room in said:
+            assert getattr(getattr(gradtx, room.removeprefix("gradtx.")), name)
 
 
 # What people type, and the page that tells them how.

@@ -8,10 +8,11 @@ import pytest
 
 import gradtx
 from gradtx import types
+from gradtx.names.namespace import homes
 
 CALLED = [
     name
-    for name in gradtx.__all__
+    for name in homes("gradtx")
     if callable(getattr(gradtx, name)) and not inspect.isclass(getattr(gradtx, name))
     if (getattr(gradtx, name).__module__ or "").startswith("gradtx")
 ]
@@ -96,7 +97,7 @@ def test_a_missing_part_is_found():
 
 CLASSES = [
     name
-    for name in gradtx.__all__
+    for name in homes("gradtx")
     if inspect.isclass(getattr(gradtx, name)) and getattr(gradtx, name).__module__[:6] == "gradtx"
 ]
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 import gradtx
+from gradtx.names.namespace import homes
 
 SGD = gradtx.sgd(0.1)
 
@@ -47,7 +48,7 @@ FUNCTIONS = {
 
 DIMENSIONS = [
     name
-    for name in gradtx.__all__
+    for name in homes("gradtx")
     if "weight_dimension_numbers" in getattr(getattr(gradtx, name), "__annotations__", ())
 ]
 

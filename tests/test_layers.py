@@ -21,7 +21,7 @@ LAYERS = (
     *("schedules", "projections", "losses", "transforms", "optimizers"),
     *("wrappers", "sparse", "distributed"),
     *("interop", "assignment", "microbatching", "perturbations", "testing"),
-    *("commands", "_src", "contrib", "__main__"),
+    *("commands", "_src", "contrib", "measuring", "states", "__main__"),
 )
 
 

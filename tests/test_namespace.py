@@ -16,8 +16,11 @@ import pytest
 
 import gradtx
 from gradtx.names import namespace
-from gradtx.names.namespace import MOVED, homes, lazy
+from gradtx.names.namespace import MOVED, face, homes, lazy, rooms
 
+# Those of which the top level had each before there were rooms.
+EARLIER = (pathlib.Path(__file__).parent / "golden" / "public_names.txt").read_text().split()
+ROOMS = [name.removeprefix("gradtx.") for name in rooms("gradtx")]
 PACKAGES = sorted(p.parent.name for p in pathlib.Path(gradtx.__file__).parent.glob("*/__init__.py"))
 
 
@@ -30,49 +33,106 @@ def test_a_package_lists_what_it_has(name):
         assert hasattr(package, each)
 
 
-@pytest.mark.parametrize("name", ["", ".contrib", ".schedules", ".transforms"])
+@pytest.mark.parametrize("name", ["gradtx", *rooms("gradtx")])
 def test_no_public_name_is_also_a_module_beside_it(name):
-    package = importlib.import_module(f"gradtx{name}").__name__
-    path = getattr(sys.modules[package], "__path__", None)
-    files = pathlib.Path(path[0]).iterdir() if path else ()
-    modules = {file.stem for file in files}
-    names = {name for name, home in homes(package).items() if home != package}
+    package = importlib.import_module(name)
+    modules = {file.stem for file in pathlib.Path(package.__path__[0]).iterdir()}
+    names = {each for each, home in homes(name).items() if home != name}
     assert not names & modules
 
 
-@pytest.mark.parametrize("name", ["", ".contrib", ".schedules", ".transforms"])
+@pytest.mark.parametrize("name", ["gradtx", *rooms("gradtx")])
 def test_stubs_are_read_as_python_reads_them(name):
-    package = importlib.import_module(f"gradtx{name}")
+    package = importlib.import_module(name)
     stub = ast.parse(pathlib.Path(package.__file__).with_suffix(".pyi").read_text())
-    assert homes(package.__name__) == {
-        each.name: node.module
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for each in node.names
-    }
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    pairs = [(each.name, node.module) for node in imports for each in node.names]
+    assert len({each for each, _ in pairs if each != "*"}) + len(rooms(name)) == len(pairs)
+    assert face(name) == {each: module for each, module in pairs if each != "*"}
+    assert rooms(name) == [module for each, module in pairs if each == "*"]
+    assert package.__all__ == [*face(name)]
+
+
+def test_the_face_is_small():
+    assert len(gradtx.__all__) == len({*gradtx.__all__}) <= 300
+    assert {"adamw", "chain", "apply_updates", "minimize", "solve", "schedules"} < {*face("gradtx")}
+
+
+def test_every_earlier_name_is_had_from_the_top_level():
+    assert len(EARLIER) == 644
+    assert {*EARLIER} <= homes("gradtx").keys()
+    for name in EARLIER:
+        scope = {}
+        exec(f"from gradtx import {name}", scope)
+        assert scope[name] is getattr(gradtx, name)
+
+
+def test_rooms_agree_on_where_a_name_is():
+    for room in ("gradtx", *ROOMS):
+        package = gradtx if room == "gradtx" else getattr(gradtx, room)
+        for name, home in homes(package.__name__).items():
+            assert homes("gradtx")[name] == home
+
+
+def test_every_state_is_in_its_room():
+    kept = {name for name in homes("gradtx") if name.endswith(("State", "States"))}
+    types = {"OptState", "InnerState"}
+    assert kept - types <= {*gradtx.states.__all__}
+    assert {name for name in gradtx.__all__ if name in kept} == types | {"EmptyState"}
+    for name in gradtx.states.__all__:
+        assert inspect.isclass(getattr(gradtx.states, name))
+
+
+def test_what_is_rare_is_in_contrib_and_not_in_the_face():
+    rare = (
+        *("streaming_diloco", "sparse_loco", "demo", "dion2", "dion3", "muown", "muon2"),
+        *("soap_muon", "newton_muon", "polargrad", "riemannian_lora", "psgd_lra", "ssbroyden"),
+        *("trust_gate", "radial_brake", "hyperball"),
+    )
+    assert {*rare} <= {*gradtx.contrib.__all__} - {*gradtx.__all__}
+    assert "may change" in gradtx.contrib.__doc__
+
+
+def test_a_name_of_a_room_is_suggested_too():
+    for wrong, name in (("galor", "galore"), ("ScaleByAdamsState", "ScaleByAdamState")):
+        with pytest.raises(AttributeError, match=f"did you mean '{name}'"):
+            getattr(gradtx, wrong)
+
+
+def test_importing_gradtx_reads_no_stub_of_a_room():
+    program = (
+        "import sys\n"
+        "read = []\n"
+        "sys.addaudithook(lambda event, args: read.append((event, str(args[:1]))))\n"
+        "import gradtx\n"
+        "gradtx.states\n"
+        "print(*(path for event, path in read if event == 'open' and '.pyi' in path))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    names = {pathlib.Path(path).parent.name for path in done.stdout.split()}
+    assert "gradtx" in names
+    assert not ({*ROOMS} - {"states"}) & names
 
 
 def test_completion_shows_no_module_that_is_not_for_users():
     names = [name for name in dir(gradtx) if not name.startswith("__")]
     shown = {name for name in names if inspect.ismodule(getattr(gradtx, name))}
     assert shown == {name for name, home in homes("gradtx").items() if home == "gradtx"}
-    assert "schedules" in shown
+    assert {*ROOMS} <= shown
     assert not {"absences", "eager", "engine", "host_values", "namespace", "_src"} & set(
         dir(gradtx)
     )
 
 
-def test_completion_shows_no_state_and_every_state_is_there():
-    states = {name for name in gradtx.__all__ if name.endswith(("State", "States"))}
-    assert len(states) > 100
-    assert not states & set(dir(gradtx))
-    assert set(gradtx.__all__) - states <= set(dir(gradtx))
-    for name in states:
-        assert hasattr(gradtx, name)
+def test_completion_shows_the_face():
+    assert {name for name in dir(gradtx) if name[:2] != "__"} == {*gradtx.__all__}
+    assert {name for name in dir(gradtx.states) if name[:2] != "__"} == {*gradtx.states.__all__}
 
 
 def test_names_of_modules_are_those_of_the_top_level():
-    for name in ("contrib", "schedules", "transforms", "losses"):
+    for name in ROOMS:
         module = getattr(gradtx, name)
         for each in module.__all__:
             assert getattr(module, each) is getattr(gradtx, each)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 
 import gradtx
-from gradtx import GradientTransformationExtraArgs, TrainStep, projections, tree
-from gradtx.contrib import muon
+from gradtx import GradientTransformationExtraArgs, TrainStep, came, projections, tree
+from gradtx.contrib import dion3, muon
 from gradtx.schedules import cosine_decay_schedule
+from gradtx.states import ScaleByAdamState
 from gradtx.training.solve import Path, Solution
 
 
@@ -89,6 +90,17 @@ assert_type(stored, GradientTransformationExtraArgs)
 saved = gradtx.state_dict(state)
 assert_type(saved, dict[str, Array])
 assert_type(gradtx.load_state_dict(gradtx.guard(tx), model, saved), Any)
+
+# What the rooms have, under their names and under gradtx's.
+assert isinstance(adam_state, ScaleByAdamState)
+for optimizer in (came(0.1), dion3(0.1), gradtx.contrib.came(0.1), gradtx.dion3(0.1)):
+    assert_type(optimizer, GradientTransformationExtraArgs)
+assert_type(gradtx.scale_by_bfgs(), GradientTransformationExtraArgs)
+assert_type(gradtx.sgd(gradtx.inverse_time_decay(0.1, 10, 0.5)), GradientTransformationExtraArgs)
+assert_type(gradtx.Link(1e9), gradtx.sharding.Link)
+if TYPE_CHECKING:
+    assert_type(gradtx.aggregate_bf16("data"), GradientTransformationExtraArgs)
+    assert_type(gradtx.fit_rate_law([]), gradtx.measuring.RateLaw)
 
 # Configurations.
 config = gradtx.to_config(gradtx.adam(rate))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import gradtx
+from gradtx.names.namespace import homes
 
 ROWS, COLUMNS = 512, 256
 SHAPE = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32)
@@ -212,7 +213,7 @@ def entries() -> dict[str, Entry]:
     """Every builder that gradtx publishes, by name."""
     found: dict[str, Callable[..., Any]] = {
         name: getattr(gradtx, name).builder
-        for name in gradtx.__all__
+        for name in homes("gradtx")
         if hasattr(getattr(gradtx, name), "builder")
     }
     return {name: entry(name, builder) for name, builder in sorted(found.items())}

@@ -16,6 +16,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.transforms import SphinxTransform
 
 import gradtx
+from gradtx.names.namespace import face, homes, rooms
 from making import arguments, leaders, measured, pictures, recipes, surfaces
 from making.entries import Entry, entries
 from making.writing import figure, heading, indented, patterns_linked, slug, write
@@ -23,7 +24,8 @@ from making.writing import figure, heading, indented, patterns_linked, slug, wri
 DOCS = Path(__file__).parents[1]
 GENERATED = DOCS / "api" / "generated"
 
-# Which modules' names stand on which page; the pages in the order in which people need them.
+# Which modules' names stand on which page: first the face, in the order in which people need it,
+# then rooms, each of which has the names that stand nowhere before it.
 PAGES = {
     "Training": ("training", "backward", "estimators", "leaves.packed", "core.eager"),
     "Optimizers": ("optimizers",),
@@ -33,7 +35,6 @@ PAGES = {
     "Wrappers": ("wrappers", "storage"),
     "Checkpoints": ("checkpoint",),
     "Inspection": ("inspection",),
-    "Losses": ("losses",),
     "Projections": ("projections",),
     "Many devices": ("distributed", "sharding"),
     "Sparse rows": ("sparse", "leaves.rows"),
@@ -49,6 +50,9 @@ PAGES = {
         "checks",
         "",
     ),
+    "Losses": ("losses",),
+    "Measuring": (),
+    "Contrib": (),
     "States": (),
 }
 # These open their page, in this order; the others follow by their files.
@@ -64,7 +68,8 @@ FIRST = (
     *("GradientTransformation", "transformation", "optimizer", "elementwise"),
 )
 # Modules that hold names of the top level: nothing is said twice.
-GATHERED = ("checks", "contrib", "losses", "schedules", "transforms", "tree_utils")
+ROOMS = [room.removeprefix("gradtx.") for room in rooms("gradtx")]
+GATHERED = ("checks", "tree_utils", *ROOMS)
 # In the chart of learning curves.
 SHOWN = ("adamw", "muon", "lion", "soap", "schedule_free_adamw", "sgd")
 # In the chart of what they keep; the catalogue has the others.
@@ -79,20 +84,18 @@ def public(name: str) -> Any:
     return reduce(getattr, name.split("."), gradtx)
 
 
-def is_state(name: str) -> bool:
-    """Whether it is a class that an optimizer keeps and a user reads, and does not call."""
-    found = public(name)
-    return (
-        inspect.isclass(found)
-        and name.endswith(("State", "States"))
-        and "types" not in (found.__module__.split("."))
-    )
+def home(name: str) -> str:
+    """The module whose name it is: gradtx itself, or the room that the face leaves it to."""
+    found = (room for room in rooms("gradtx") if name in homes(room))
+    return "gradtx" if name in face("gradtx") else next(found, "gradtx")
 
 
 def page_of(name: str) -> str:
     found = public(name)
-    if is_state(name):
-        return "States"
+    if home(name) in ("gradtx.contrib", "gradtx.states"):
+        return home(name).removeprefix("gradtx.").title()
+    if name in homes("gradtx.measuring"):
+        return "Measuring"
     if name == "apply_updates":  # how it is done belongs to composition, when to training
         return "Training"
     module = found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", "")
@@ -109,7 +112,7 @@ def by_use(name: str) -> tuple[int, str, bool, str]:
 
 
 RANGES = [f"checks.{n}" for n, v in vars(gradtx.checks).items() if hasattr(v, "__metadata__")]
-NAMES = [name for name in gradtx.__all__ if name not in GATHERED] + RANGES
+NAMES = [name for name in homes("gradtx") if name not in GATHERED] + RANGES
 GROUPS = {title: sorted((n for n in NAMES if page_of(n) == title), key=by_use) for title in PAGES}
 
 
@@ -128,6 +131,8 @@ def documented(name: str) -> list[str]:
     else:  # a type alias or a constant
         text = source_docstring(name) or [f"{m}." for m in getattr(found, "__metadata__", ())]
         kind, body, target = "py:data", ["", *text], name
+    if (room := home(name)) != "gradtx":
+        body += ["", f"Its home is ``{room}``; ``gradtx.{name}`` is the same.", ""]
     if other := same_as(name):
         body += [
             "",
@@ -141,7 +146,7 @@ def same_as(name: str) -> str:
     """The name under which a class or a function was written, if it is public and another."""
     found = public(name)
     own = getattr(found, "__name__", name)
-    same = own != name and own in gradtx.__all__ and public(own) is found
+    same = own != name and own in homes("gradtx") and public(own) is found
     return own if same else ""
 
 
@@ -229,22 +234,29 @@ def optimizer_page(entry: Entry) -> list[str]:
     return lines
 
 
-def optimizers_page() -> list[str]:
-    lines = ["Each has a page with its equations, its arguments, its source and a short run. The "]
+def on_own_page(title: str) -> list[str]:
+    """The optimizers and rules of a group: each has a page."""
+    return [n for n in GROUPS[title] if n in entries() and ".optimizers." in homes("gradtx")[n]]
+
+
+def optimizers_page(title: str) -> list[str]:
+    lines = [
+        "Each optimizer and rule has a page with its equations, arguments, source and a short run."
+    ]
     lines += [":doc:`/catalogue` compares them, and :doc:`/choosing` says where to start.", ""]
-    kinds = {"optimizer": "Optimizers", "rule": "Rules", "transform": "Estimators"}
+    kinds = {"optimizer": "Optimizers", "rule": "Rules"}
     about = {
         "optimizer": "These take a step: chain nothing after them.",
         "rule": "The same without the learning rate, as links of a :func:`~gradtx.chain`.",
-        "transform": "For :func:`~gradtx.sophia`.",
     }
-    names = [name for name in GROUPS["Optimizers"] if name in entries()]
-    for kind, title in kinds.items():
+    names = on_own_page(title)
+    for kind, kind_title in kinds.items():
         of_kind = sorted(name for name in names if entries()[name].kind == kind)
-        lines += [*heading(title, "-"), about[kind], ""]
+        lines += [*heading(kind_title, "-"), about[kind], ""]
         lines += [f"- :func:`~gradtx.{name}`: {entries()[name].summary}" for name in of_kind]
         lines += [""]
-    rest = [name for name in GROUPS["Optimizers"] if name not in entries()]
+    rest = [name for name in GROUPS[title] if name not in names]
+    lines += heading("Others", "-") if title == "Contrib" else []
     return [*lines, *(line for name in rest for line in documented(name))]
 
 
@@ -300,16 +312,15 @@ def bodies() -> Iterator[tuple[Path, list[str]]]:
     for page, title in titles.items():
         opening = about / f"{page}.rst"
         text = [opening.read_text(encoding="utf-8"), ""] if opening.exists() else []
-        if title == "Optimizers":
-            text += optimizers_page()
+        if title in ("Optimizers", "Contrib"):
+            text += optimizers_page(title)
         elif title == "Schedules":
             text += schedules(GROUPS[title])
         else:
             text += [line for name in GROUPS[title] for line in documented(name)]
         yield GENERATED / f"{page}.rst", [*heading(title), *text]
-    for name in GROUPS["Optimizers"]:
-        if name in entries():
-            yield GENERATED / "optimizers" / f"{name}.rst", optimizer_page(entries()[name])
+    for name in [*on_own_page("Optimizers"), *on_own_page("Contrib")]:
+        yield GENERATED / "optimizers" / f"{name}.rst", optimizer_page(entries()[name])
     index = [*heading("API"), (DOCS / "api" / "about.rst").read_text(encoding="utf-8")]
     index += [".. toctree::", "   :maxdepth: 2", "", *indented(titles), ""]
     yield GENERATED / "index.rst", index
@@ -349,7 +360,7 @@ class Linked(SphinxTransform):
             name = re.sub(r"^gradtx\.|\(\)$", "", literal.astext())
             inside = isinstance(literal.parent, addnodes.pending_xref | nodes.reference)
             plain = set(literal.get("classes")) <= {"code"}  # not what another role has set
-            if name in gradtx.__all__ and plain and not inside and not in_field(literal):
+            if name in homes("gradtx") and plain and not inside and not in_field(literal):
                 target = addnodes.pending_xref(
                     "", refdomain="py", reftype="obj", reftarget=f"gradtx.{name}", refexplicit=True
                 )

@@ -17,7 +17,7 @@ import numpy as np
 from gradtx.core.pair import GradientTransformation
 from gradtx.declarations.declaration import Builder, Declared
 from gradtx.declarations.host_values import HostValue
-from gradtx.names.namespace import MOVED
+from gradtx.names.namespace import MOVED, homes
 
 VERSION = 1
 _DEEPEST = 64
@@ -183,7 +183,7 @@ def _published(name: str) -> Any:
     """The object that gradtx publishes by this name, or None."""
     import gradtx
 
-    return getattr(gradtx, name) if name in gradtx.__all__ else None
+    return getattr(gradtx, name) if name in homes("gradtx") else None
 
 
 def find_builder(name: str) -> Builder | None:
@@ -200,12 +200,12 @@ def _find_function(name: str) -> Callable[..., Any] | None:
     if place not in _PLACES or last.startswith("_"):
         return None
     home = operator.attrgetter(place)(gradtx) if place else gradtx
-    function = getattr(home, last, None) if place or last in gradtx.__all__ else None
+    function = getattr(home, last, None) if place or last in homes("gradtx") else None
     if not inspect.isfunction(function):
         return None
     named = place or hasattr(function, "builder")
-    homes = (f"gradtx.{place}",) if named else _COMPUTING
-    return function if function.__module__.startswith(homes) else None
+    modules = (f"gradtx.{place}",) if named else _COMPUTING
+    return function if function.__module__.startswith(modules) else None
 
 
 # Where there are functions that a configuration may name, besides the top level.

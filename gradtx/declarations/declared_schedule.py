@@ -70,6 +70,8 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
 def evaluated(tx: _D) -> _D:
     """A transformation with its functions without arguments replaced by their current values.
 
+    For a step of your own; :func:`make_step` is preferred, and does it by itself.
+
     A hyperparameter may be a function without arguments, ``sgd(lambda: rate)``. :func:`make_step`
     calls it before each step and passes its value to the compiled step as an array; so does
     ``step(evaluated(tx), ...)`` with a step of your own that takes `tx` as an argument. Otherwise a

@@ -213,6 +213,8 @@ def _argument_paths(tx: Any, prefix: str = "") -> Iterator[str]:
 def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) -> _D:
     """A transformation like `tx` with other arguments, which continues from the old state.
 
+    For a value that follows from the number of steps, prefer a schedule as the argument.
+
     Args:
         tx: the transformation, or a schedule that gradtx made.
         paths: new values by path, as :func:`hyperparams` writes it: ``{"1.learning_rate": 0.1}``.

@@ -15,7 +15,7 @@ from typing import Any
 
 import gradtx
 from gradtx.names.absences import DIFFERENT, DROPPED, LEFT_OUT, NEWER, PASSED_ON
-from gradtx.names.namespace import MOVED, is_module
+from gradtx.names.namespace import MOVED, homes, is_module
 
 # No code that someone wrote has more bytes, and its tree takes many times these. Notebooks have
 # pictures in them.
@@ -296,7 +296,7 @@ def _private(parts: list[str]) -> str | None:
     if not any(_is_private(part) for part in parts):
         return None
     public = parts[-1].lstrip("_")
-    if public in gradtx.__all__ and not isinstance(getattr(gradtx, public), ModuleType):
+    if public in homes("gradtx") and not isinstance(getattr(gradtx, public), ModuleType):
         return f"private in Optax; use gradtx.{public}"
     module = ".".join(("gradtx", *parts[:-1]))
     return (

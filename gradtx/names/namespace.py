@@ -39,22 +39,42 @@ MOVED = {
 
 
 @functools.cache
-def homes(package: str) -> dict[str, str]:
-    """The module of each public name of a package, as its stub imports them."""
-    module = sys.modules[package]
-    stub = str(Path(str(module.__file__)).with_suffix(".pyi"))
+def _stub(package: str) -> str:
+    """The text of a package's stub; empty if it has none."""
+    root = sys.modules["gradtx"]
+    stub = str(Path(str(root.__file__)).parent.joinpath(*package.split(".")[1:], "__init__.pyi"))
     try:
-        text = module.__spec__.loader.get_data(stub)  # type: ignore[union-attr]  # in a zip too
+        return root.__spec__.loader.get_data(stub).decode()  # type: ignore[union-attr]  # in a zip too
     except OSError:
         if package != "gradtx":
-            return {}
+            return ""
         raise ImportError(
             f"{stub} is missing, and it lists the public names of gradtx: "
             "whatever packed gradtx must take its .pyi files along"
         ) from None
+
+
+@functools.cache
+def face(package: str) -> dict[str, str]:
+    """The module of each name of a package's ``__all__``: those that its stub imports by name."""
     # A parser would take most of the time of `import gradtx`.
-    imports = re.findall(r"^from (\S+) import (\([^)]*\)|.*)", text.decode(), re.MULTILINE)
+    imports = re.findall(r"^from (\S+) import (\([^)]*\)|.*)", _stub(package), re.MULTILINE)
     return {name: module for module, names in imports for name in re.findall(r" as (\w+)", names)}
+
+
+@functools.cache
+def rooms(package: str) -> list[str]:
+    """The packages whose names are had from this one too: those that its stub imports by star."""
+    return re.findall(r"^from (\S+) import \*", _stub(package), re.MULTILINE)
+
+
+@functools.cache
+def homes(package: str) -> dict[str, str]:
+    """The module of each public name of a package: those of its face, then those of its rooms."""
+    public = dict(face(package))
+    for room in rooms(package):
+        public |= homes(room)
+    return public
 
 
 def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
@@ -64,14 +84,15 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
         package: its name. Its stub says which names it has, and in which modules they are; its
             own modules can be had as attributes too.
     """
-    # Rarely needed modules are imported where they are used: this one is what `import gradtx`
-    # costs.
-    public = homes(package)
+    # Rarely needed modules are imported where they are used, and the stubs of rooms are read when a
+    # name is not in the face: what is read here is what `import gradtx` costs.
+    public = face(package)
     path = getattr(sys.modules[package], "__path__", None)
 
     def get(name: str) -> Any:
-        if name in public and public[name] != package:
-            value = getattr(importlib.import_module(public[name]), name)
+        home = public.get(name) or homes(package).get(name)
+        if home is not None and home != package:
+            value = getattr(importlib.import_module(home), name)
         elif path is not None and name[:2] != "__" and is_module(f"{package}.{name}"):
             value = importlib.import_module(f"{package}.{name}")
         elif (new := MOVED.get(f"{package}.{name}")) is not None:
@@ -87,9 +108,7 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
         # The stub says which modules people use by name, if there is one.
         modules = () if public else [m.name for m in pkgutil.iter_modules(path or ())]
         special_names = (name for name in vars(sys.modules[package]) if name.startswith("__"))
-        # A state is read, and seldom named: 120 of their classes would hide what people call.
-        called = (name for name in public if not name.endswith(("State", "States")))
-        return sorted({*called, *modules, *special_names})
+        return sorted({*public, *modules, *special_names})
 
     return list(public), get, names
 

@@ -1,12 +1,20 @@
-# The public names of optax.schedules.
+# The schedules, and the public names of optax.schedules.
 
+from gradtx.schedules.cyclic import (
+    cosine_restarts_schedule as cosine_restarts_schedule,
+    cyclic_schedule as cyclic_schedule,
+)
 from gradtx.schedules.decay import (
     constant_schedule as constant_schedule,
     cosine_decay_schedule as cosine_decay_schedule,
     exponential_decay as exponential_decay,
+    inverse_time_decay as inverse_time_decay,
     linear_schedule as linear_schedule,
     polynomial_schedule as polynomial_schedule,
+    power_cooldown_schedule as power_cooldown_schedule,
+    relative_step_schedule as relative_step_schedule,
 )
+from gradtx.schedules.half_life import half_life_schedule as half_life_schedule
 from gradtx.schedules.piecewise import (
     cosine_onecycle_schedule as cosine_onecycle_schedule,
     join_schedules as join_schedules,
@@ -17,6 +25,12 @@ from gradtx.schedules.piecewise import (
     warmup_constant_schedule as warmup_constant_schedule,
     warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
     warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
+    wsd_schedule as wsd_schedule,
+)
+from gradtx.schedules.products import (
+    multiplicative_schedule as multiplicative_schedule,
+    multiply_schedules as multiply_schedules,
+    stretch_schedule as stretch_schedule,
 )
 from gradtx.types import Schedule as Schedule, StatefulSchedule as StatefulSchedule
 from gradtx.wrappers.inject import (
@@ -26,5 +40,3 @@ from gradtx.wrappers.inject import (
     inject_hyperparams as inject_hyperparams,
     inject_stateful_hyperparams as inject_stateful_hyperparams,
 )
-
-__all__: list[str]

@@ -25,6 +25,8 @@ def microbatch(
 ) -> Callable[..., Any]:
     """A function that calls `fun` on one part of a batch after another, to save memory.
 
+    For batches that come one after another, prefer :func:`accumulate`.
+
     Args:
         fun: any function, such as ``jax.value_and_grad(loss)``.
         argnums: the positions of the arguments that have a batch dimension; each may be a tree.

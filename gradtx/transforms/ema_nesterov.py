@@ -37,6 +37,8 @@ def ema_nesterov(
 ) -> GradientTransformation:
     r"""Take each step from a point ahead, in the direction in which the parameters have moved.
 
+    To evaluate at an average and leave the run as it is, prefer :func:`ema_params`.
+
     .. math::
         x_{t+1} = y_t + u_t, \qquad
         m_{t+1} = \gamma m_t + (1 - \gamma)(x_{t+1} - x_t), \qquad

@@ -103,6 +103,8 @@ def ema(
 ) -> GradientTransformation:
     r"""An exponential moving average of the updates.
 
+    For an average of the parameters, prefer :func:`ema_params`.
+
     .. math:: m_t = \beta m_{t-1} + (1 - \beta) g_t, \qquad u = m_t / (1 - \beta^t)
 
     Args:

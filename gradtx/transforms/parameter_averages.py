@@ -166,6 +166,8 @@ def ema_params(
 def swa_params(start: Count = 0, every: PositiveCount = 1) -> GradientTransformation:
     r"""Keep the mean of the parameters at every `k`-th step, starting at a given step.
 
+    If the end of the run is not known, prefer :func:`ema_params`.
+
     .. math:: \bar\theta \leftarrow \bar\theta + \frac{1}{n} (\theta_t - \bar\theta)
         \quad\text{at } t = s + n k, \; n = 1, 2, \dots
 

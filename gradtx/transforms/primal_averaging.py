@@ -45,6 +45,8 @@ def primal_averaging(
 ) -> GradientTransformation:
     r"""Average an optimizer's iterates with one number, and take gradients with another.
 
+    To evaluate at an average and leave the run as it is, prefer :func:`ema_params`.
+
     .. math::
         z_{t+1} &= z_t + u_t, \qquad u_t \text{ the update for the gradient at } y_t, \\
         x_{t+1} &= \mu_x x_t + (1 - \mu_x) z_{t+1}, \\

@@ -71,6 +71,8 @@ def conditionally_transform(
 ) -> GradientTransformation:
     """Transform at some steps; at the others pass the updates on unchanged.
 
+    Against what is not finite, and spikes, prefer :func:`guard`.
+
     Args:
         inner: the transformation.
         should_transform_fn: ``(step, **extra_args) -> bool``, with the number of calls so far. If
@@ -100,6 +102,8 @@ def conditionally_mask(
 ) -> GradientTransformation:
     """Transform at some steps; at the others the updates are zero.
 
+    Against what is not finite, and spikes, prefer :func:`guard`.
+
     Args:
         inner: the transformation.
         should_transform_fn: as in :func:`conditionally_transform`.
@@ -118,6 +122,8 @@ def conditionally_mask(
 @transformation(update_size="proportional")
 def skip_if_none(inner: GradientTransformation) -> GradientTransformation:
     """Take no step, and count none, where no leaf has a gradient.
+
+    Against what is not finite, and spikes, prefer :func:`guard`.
 
     A step counts for all leaves of `inner`, even those whose gradient is `None`. With this around
     each parameter's own group in :func:`partition`, each counts its own steps, as in PyTorch.

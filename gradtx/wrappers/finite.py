@@ -109,6 +109,8 @@ def skip_not_finite(
 ) -> tuple[Array, PyTree]:
     """Whether to skip a micro-batch, for :func:`accumulate`: its gradient is not finite.
 
+    To skip whole steps, prefer :func:`guard`.
+
     Args:
         updates: the gradient.
         gradient_step: steps taken so far; not used.
@@ -129,6 +131,8 @@ def skip_large_updates(
     updates: Updates, gradient_step: Any, params: Params | None, max_squared_norm: Any
 ) -> tuple[Array, PyTree]:
     """Whether to skip a micro-batch, for :func:`accumulate`: its gradient is too large, or NaN.
+
+    To skip whole steps, prefer :func:`guard`, which sets the limit by itself.
 
     Args:
         updates: the gradient.

@@ -151,6 +151,8 @@ def injected(
 ) -> GradientTransformation:
     """The declared form of what :func:`inject_hyperparams` builds.
 
+    To change a hyperparameter, prefer a schedule as its argument, or :func:`replace`.
+
     Args:
         inner_factory: the function that builds the transformation.
         arguments: its arguments by name, including schedules.

@@ -56,6 +56,8 @@ def lookahead(
 ) -> GradientTransformation:
     r"""Every `k` steps, move slow parameters towards the fast ones, which continue from there.
 
+    To evaluate at an average and leave the run as it is, prefer :func:`ema_params`.
+
     .. math::
         \theta &\leftarrow \theta + u \text{ at every step, } \\
         \phi &\leftarrow \phi + \alpha (\theta - \phi), \qquad \theta \leftarrow \phi

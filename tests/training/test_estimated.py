@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
 from benchmarks.hlo import in_loops
+from gradtx.names.namespace import homes
 
 LAYERS, WIDTH = 3, 4
 ESTIMATORS = {
@@ -305,7 +306,7 @@ def test_a_run_that_is_saved_and_resumed_takes_the_same_steps(tmp_path):
 def test_an_estimator_is_data(name):
     estimator = ESTIMATORS[name]
     tx = gradtx.estimated_gradients(gradtx.adam(0.1), estimator)
-    assert eval(repr(estimator), vars(gradtx) | {n: getattr(gradtx, n) for n in gradtx.__all__})
+    assert eval(repr(estimator), vars(gradtx) | {n: getattr(gradtx, n) for n in homes("gradtx")})
     for each in (estimator, tx):
         assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(each)))) == each
         again = pickle.loads(pickle.dumps(each))
