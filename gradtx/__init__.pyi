@@ -317,11 +317,7 @@ from gradtx.engine.tree import treewise as treewise
 from gradtx.engine.tuples import tuplewise as tuplewise
 from gradtx.engine.zero_gradients import ZeroGradient as ZeroGradient
 from gradtx.core.pair import optimizer as optimizer, transformation as transformation
-<<<<<<< HEAD
 from gradtx.types.update_size import UpdateSize as UpdateSize
-from gradtx.declarations.scheduled import ScheduledState as ScheduledState
-=======
->>>>>>> s-face
 from gradtx.types import (
     Counter as Counter,
     InnerState as InnerState,
