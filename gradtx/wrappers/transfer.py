@@ -12,6 +12,7 @@ from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.composition.multipliers import (
     HeadForm,
     Multipliers,
+    MultipliersByPath,
     Shapes,
     SizeRule,
     abstract,
@@ -255,7 +256,7 @@ def transfer(
         inner, leaves, None if numbers is None else _NumbersByPath(numbers), known
     )
     said = {path: leaf.said for path, leaf in leaves.items()}
-    return transferred._replace(multipliers=said)
+    return transferred.with_facets(MultipliersByPath(said))
 
 
 def _declared(tx: GradientTransformation) -> list[GradientTransformation]:
