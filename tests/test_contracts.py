@@ -14,6 +14,7 @@ import pytest
 
 import gradtx
 from gradtx.checks import hyperparameter_range, marks, size_of
+from gradtx.estimators.estimator import Estimator
 from gradtx.leaves.rows import is_rows
 from gradtx.types import DIMENSIONS, WHERE
 from tests import catalogue
@@ -708,7 +709,7 @@ def test_make_step_and_solve(name):
     for _ in range(2):
         p, state, _ = made(p, state, 0.5, extra_args={"unknown": 2.0})
     assert len(calls) == traced
-    if tx.traits.estimator is not None:
+    if tx.facet(Estimator) is not None:
         with pytest.raises(ValueError, match="solve: the gradients of the optimizer are estimated"):
             gradtx.solve(loss, two(name), tx, 0.5)
         return

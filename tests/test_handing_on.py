@@ -6,6 +6,7 @@ the place of each of them.
 
 import inspect
 import itertools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from gradtx.composition.apply import take_step
 from gradtx.composition.gate import Decision, gate
 from gradtx.composition.nearest import nearest_in
 from gradtx.core.pair import GradientTransformation, reduced_axes
+from gradtx.core.traits import not_handed_on
 from gradtx.declarations.declaration import Declaration
 from gradtx.inspection.description import communications, multipliers_in, roles_in
 from gradtx.names.namespace import homes
@@ -131,6 +133,59 @@ def test_every_public_function_of_a_transformation_to_another_is_here():
 
     public = [n for n in homes("gradtx") if callable(getattr(gradtx, n)) and n not in CATALOGUE]
     assert {n for n in public if is_one(getattr(gradtx, n))} <= set(FUNCTIONS)
+
+
+class Priority(NamedTuple):
+    level: int
+
+
+@not_handed_on
+class Measured(NamedTuple):
+    level: int
+
+
+OF_THE_SAME_STEPS = ("rounding_key", "sharding", "static-inner", "store-inner", "with_extra_args")
+
+
+@everywhere
+def test_a_facet_of_a_user_s(name):
+    inner = gradtx.scale_by_lbfgsb(lower=0.0).with_facets(Priority(3), Measured(3))
+    tx = around(name, inner)
+    for kind in (Priority, Measured):
+        assert {part.facet(kind) for part in tx.saying(kind)} == {kind(3)}
+    if name in OF_THE_SAME_STEPS:
+        assert tx.facet(Priority) == Priority(3)
+        assert (tx.facet(Measured) is None) == (name != "static-inner")  # which is the inner one
+
+
+def test_who_says_a_facet():
+    urgent = gradtx.scale(0.5).with_facets(Priority(3))
+    tx = gradtx.chain(urgent, gradtx.store(urgent), gradtx.scale(2.0))
+    assert tx.facet(Priority) is None
+    assert tx.saying(Priority) == (urgent, urgent)
+    assert urgent.with_facets(Priority(4)).traits.facets[-1] == Priority(4)
+    assert urgent.with_facets(Priority(4)).saying(Priority)[0].facet(Priority).level == 4
+    assert gradtx.scale(0.5).saying(Priority) == ()
+    updates, _ = urgent.update(2.0, urgent.init(0.0))
+    assert updates == 1.0
+
+
+def test_facets_of_two_classes_with_the_same_content_are_two_programs():
+    def told(tx):
+        return jnp.float32(tx.facet(Priority) is not None)
+
+    tx = GradientTransformation(gradtx.scale(1.0).init, gradtx.scale(1.0).update)
+    run = jax.jit(told)
+    assert run(tx.with_facets(Measured(1))) == 0
+    assert run(tx.with_facets(Priority(1))) == 1
+
+
+@pytest.mark.parametrize("facet", [Priority, 3, None, ("urgent",)])
+def test_what_is_no_facet_is_refused(facet):
+    with pytest.raises(TypeError, match="a record of a class of its own"):
+        gradtx.scale(0.5).with_facets(facet)
+    with pytest.raises(TypeError, match="a record of a class of its own"):
+        GradientTransformation(min, max, facets=(facet,))
 
 
 @everywhere

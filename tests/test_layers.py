@@ -17,7 +17,7 @@ LAYERS = (
     *("names", "types", "checks", "programs", "numerics"),
     *("declarations", "leaves", "core"),
     *("tree", "tree_utils", "linalg", "storage", "kernels", "ownership", "engine"),
-    *("composition", "inspection", "estimators", "sharding", "backward", "training", "checkpoint"),
+    *("composition", "estimators", "inspection", "sharding", "backward", "training", "checkpoint"),
     *("schedules", "projections", "losses", "transforms", "optimizers"),
     *("wrappers", "sparse", "distributed"),
     *("interop", "assignment", "microbatching", "perturbations", "testing"),

@@ -11,6 +11,7 @@ import pytest
 import gradtx
 from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.declarations.declaration import Declaration
+from gradtx.estimators.estimator import Estimator
 from tests.catalogue import CATALOGUE
 
 PARAMS = {
@@ -239,7 +240,7 @@ def test_each_wrapper_around_what_evaluates_the_loss(wrapper, optimizer):
             with pytest.raises((TypeError, ValueError), match=REFUSED):
                 solved()
         return
-    if tx.traits.estimator is not None:  # by hand there are no losses to estimate from
+    if tx.facet(Estimator) is not None:  # by hand there are no losses to estimate from
         with pytest.raises(ValueError, match="the gradients of the optimizer are estimated"):
             solved()
         return

@@ -25,11 +25,12 @@ from gradtx.backward.layer_stacks import (
     layer_of,
     with_layer,
 )
-from gradtx.backward.layerwise import in_its_place, name_of, norm_for, refuse_by_kind
+from gradtx.backward.layerwise import in_its_place, norm_for, refuse_by_kind
 from gradtx.backward.scans import Evaluated, Loops, Stage
 from gradtx.composition.apply import take_step
+from gradtx.core.explanations import public_name
 from gradtx.core.pair import GradientTransformation
-from gradtx.leaves.memory import HOST, all_near, brought_in, is_on_host
+from gradtx.leaves.memory import HOST, OnHost, all_near, brought_in, is_on_host
 from gradtx.leaves.packed import holds_packed
 from gradtx.leaves.paths import Where, mask_tree, path_string, with_paths
 from gradtx.leaves.shardings import dividing_axes, explicit_mesh, known_shardings
@@ -233,7 +234,7 @@ class Inside:
         return max(turn_bytes)
 
     def _offloads(self) -> bool:
-        return any(name_of(part) == "offload" for part in (self.tx, *self.tx.within))
+        return bool(self.tx.saying(OnHost))
 
     def check(self, state: State, extra_args: Mapping[str, Any]) -> None:
         """Raise ValueError, naming the link, unless the step of a layer reads that layer alone."""
@@ -242,7 +243,7 @@ class Inside:
             raise ValueError(self._refusal(why, extra_args))
 
     def _refusal(self, why: str, extra_args: Mapping[str, Any]) -> str:
-        name, how = self._innermost(self.tx, extra_args) or (name_of(self.tx), why)
+        name, how = self._innermost(self.tx, extra_args) or (public_name(self.tx), why)
         return (
             f"inside: {name or 'the transformation'} cannot run on one layer at a time, before the "
             f"gradients of the others are there: {how}. Leave it out, put something in its place "
@@ -257,13 +258,15 @@ class Inside:
         for inner in tx.inside:
             mixing = self._innermost(inner, extra_args)
             if mixing is not None:
-                return mixing if mixing[0] else (name_of(tx), mixing[1])
+                return mixing if mixing[0] else (public_name(tx), mixing[1])
         try:
             state = jax.eval_shape(tx.init, self.trained)
         except Exception:  # one that cannot stand alone is not named
             return None
         problem = self._problem(tx, state, extra_args)
-        return (name_of(tx), problem.why) if problem.certain and problem.why is not None else None
+        return (
+            (public_name(tx), problem.why) if problem.certain and problem.why is not None else None
+        )
 
     def _problem(
         self, tx: GradientTransformation, state: State, extra_args: Mapping[str, Any]

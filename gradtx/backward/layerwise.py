@@ -1,10 +1,10 @@
 """Which optimizers may run on one layer at a time, as far as their transformations say it."""
 
+from gradtx.composition.views import OtherLeaves, SameGradients, TakesNorm
+from gradtx.core.communication import Communication
+from gradtx.core.explanations import public_name
 from gradtx.core.pair import GradientTransformation
-from gradtx.core.traits import Scope
-
-_GIVES_GRADIENTS = ("", "compensated", "offload", "stochastic_rounding", "store")
-"""Wrappers that hand gradients on as they are; "" is a chain, which does so to its first link."""
+from gradtx.core.traits import Links, Scope
 
 _BY_THE_LOSS = (
     " (conditionally_mask skips a step by the value of the loss: conditionally_mask(tx, lambda "
@@ -25,26 +25,26 @@ def refuse_by_kind(tx: GradientTransformation) -> None:
     for part in (tx, *tx.within):
         if part.rule is not None and part.rule.scope is Scope.TUPLE:
             raise ValueError(
-                f"inside: {name_of(part) or 'a transformation'} cannot run on one layer at a time: "
-                "it looks at several leaves together, and a layer may come without some of them; "
-                "make the step without inside"
+                f"inside: {public_name(part) or 'a transformation'} cannot run on one layer at a "
+                "time: it looks at several leaves together, and a layer may come without some of "
+                "them; make the step without inside"
             )
         inside = part.parts if part.declaration is None else part.inside
         if not inside and not _is_known(part):
             raise ValueError(
-                f"inside: {name_of(part) or 'a transformation made by hand'} sees all leaves, and "
-                "a layer comes without the others: write the rule by gradtx.elementwise, rowwise "
-                "or matrixwise, or make the step without inside"
+                f"inside: {public_name(part) or 'a transformation made by hand'} sees all leaves, "
+                "and a layer comes without the others: write the rule by gradtx.elementwise, "
+                "rowwise or matrixwise, or make the step without inside"
             )
         if part.before_gradients is not None:
             raise ValueError(
-                f"inside: {name_of(part)} changes parameters before their gradients are taken; "
+                f"inside: {public_name(part)} changes parameters before their gradients are taken; "
                 "make the step without inside"
             )
-        if part.traits.communication is not None:
+        if part.facet(Communication) is not None:
             raise ValueError(
-                f"inside: {name_of(part)} sends gradients between devices by itself; make the step "
-                "without inside, or shard the batch and leave the sum to JAX"
+                f"inside: {public_name(part)} sends gradients between devices by itself; make the "
+                "step without inside, or shard the batch and leave the sum to JAX"
             )
 
 
@@ -54,36 +54,35 @@ def norm_for(tx: GradientTransformation) -> set[str]:
     Raises:
         ValueError: a transformation that uses the norm does not see the gradients of all leaves.
     """
-    takers = [part for part in (tx, *tx.within) if part.traits.takes_norm]
     first = tx
-    while first.inside and not first.traits.takes_norm and name_of(first) in _GIVES_GRADIENTS:
+    while (taken := first.facet(TakesNorm)) is None and _hands_gradients_on(first):
         first = first.inside[0]
-    for part in takers:
-        if part is not first:
+    for i, part in enumerate(tx.saying(TakesNorm)):
+        if i or part.facet(TakesNorm) is not taken:
             raise ValueError(
-                f"inside: {name_of(part)} clips by the norm of the gradients of all leaves, as the "
-                "first link of a chain: put it first, for all leaves, or make the step without "
+                f"inside: {public_name(part)} clips by the norm of the gradients of all leaves, as "
+                "the first link of a chain: put it first, for all leaves, or make the step without "
                 "inside"
             )
-    return {str(part.traits.takes_norm) for part in takers}
+    return set() if taken is None else {taken.use}
+
+
+def _hands_gradients_on(tx: GradientTransformation) -> bool:
+    """Whether the first transformation inside of `tx` sees the gradients that `tx` sees."""
+    hands_on = tx.facet(Links) is not None or tx.facet(SameGradients) is not None
+    return hands_on and bool(tx.inside)
 
 
 def _is_known(tx: GradientTransformation) -> bool:
     """Whether it is known that the update of a leaf by `tx` depends on no other leaf.
 
-    Tests show it for gradtx's own builders, except for `stateless`, whose function is a user's.
+    Tests show it for gradtx's own builders, except where a function is a user's.
     """
     if tx.rule is not None and tx.rule.scope is not Scope.TREE:
         return True
     builder = None if tx.declaration is None else tx.declaration.builder
     from_gradtx = builder is not None and builder.function.__module__.startswith("gradtx.")
-    return from_gradtx and name_of(tx) != "stateless"
-
-
-def name_of(tx: GradientTransformation) -> str:
-    """The name of a transformation; empty for a chain and for a builder that is not public."""
-    name = "" if tx.declaration is None else tx.declaration.name
-    return "" if name.startswith("_") or name in ("chain", "named_chain") else name
+    return from_gradtx and tx.facet(OtherLeaves) is None
 
 
 def in_its_place(name: str) -> str:

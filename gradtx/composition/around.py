@@ -1,6 +1,6 @@
 """What happens around a transformation: before its step and afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -76,6 +76,7 @@ def around(
     *,
     step: StepFn | None = None,
     same_steps: bool = False,
+    facets: Iterable[Any] = (),
     **traits: Any,
 ) -> GradientTransformation:
     """A transformation that does something before `tx` takes its step, and afterwards.
@@ -94,7 +95,8 @@ def around(
             adds the updates itself; None if whoever takes the step adds them.
         same_steps: whether it takes the steps of `tx`, with the same state, in another way: then it
             can do whatever `tx` can do.
-        traits: what else the pair can do, as in `Traits`.
+        facets: what there is to say of it, beside what it hands on.
+        traits: what else the pair can do: other fields of `Traits`.
 
     >>> import gradtx
     >>> def halved(inner_step, updates, state, params):
@@ -116,6 +118,5 @@ def around(
     record = (tx.traits.passed_on() if same_steps else Traits())._replace(
         step=None if step is None else outer(step, whole=True), inner=(tx,)
     )
-    return GradientTransformationExtraArgs(
-        init or tx.init, outer(tx.update), **{**record._asdict(), **traits}
-    )
+    fields = {**record._asdict(), "facets": (*record.facets, *facets), **traits}
+    return GradientTransformationExtraArgs(init or tx.init, outer(tx.update), **fields)

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from gradtx.composition.apply import add_update, check_addable
 from gradtx.composition.around import InnerStep, around
-from gradtx.composition.gate import Case, in_cases
+from gradtx.composition.gate import Case, Cases, in_cases
+from gradtx.composition.nearest import EndsElsewhere
 from gradtx.composition.sequence import through
+from gradtx.composition.views import OtherLeaves
 from gradtx.composition.without_state import without_state
 from gradtx.core.pair import (
     GradientTransformation,
@@ -17,7 +19,7 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.core.traits import Links, Traits
+from gradtx.core.traits import Links
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.flax_forms import written_as_dict
 from gradtx.leaves.paths import aligned, leaves_with_path
@@ -80,17 +82,22 @@ def _in_sequence(links: Links) -> GradientTransformation:
     def cases(state: State) -> list[Case]:
         return [
             case._replace(tx=_in_sequence(links._replace(each=(*links.each[:-1], case.tx))))
-            for case in last.cases(links.states(state)[-1])
+            for case in last_cases.of(links.states(state)[-1])
         ]
 
     # The first values of schedules are not needed yet.
     known = bool(links.each) and not links.each[-1].scheduled
-    last: Any = links.each[-1].traits if known else Traits()
-    parts: dict[str, Any] = {"parts": links.each, "links": links}
-    if last.cases is not None:
-        return GradientTransformationExtraArgs(init, update, in_cases(cases), cases=cases, **parts)
-    whole_step = None if last.step is None else step
-    return GradientTransformationExtraArgs(init, update, whole_step, **parts)
+    last: Any = links.each[-1] if known else None
+    last_cases: Any = last.facet(Cases) if known else None
+    if last_cases is not None:
+        facets: Any = (links, Cases(cases))
+        return GradientTransformationExtraArgs(
+            init, update, in_cases(cases), parts=links.each, facets=facets
+        )
+    whole_step = step if known and last.step is not None else None
+    return GradientTransformationExtraArgs(
+        init, update, whole_step, parts=links.each, facets=(links,)
+    )
 
 
 @transformation
@@ -214,7 +221,11 @@ def set_to_zero() -> GradientTransformation:
     >>> tx.update(jnp.ones(2), tx.init(jnp.ones(2)))[0].tolist()
     [0.0, 0.0]
     """
-    return elementwise(EmptyState, None, lambda g, s, t: (jnp.zeros_like(g), {}))
+    ends = EndsElsewhere(
+        "keeps leaves from moving: pass trainable= to solve, so that they are constants"
+    )
+    lifted = elementwise(EmptyState, None, lambda g, s, t: (jnp.zeros_like(g), {}))
+    return lifted.with_facets(ends)
 
 
 @transformation
@@ -228,7 +239,9 @@ def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransfo
     >>> float(tx.update(4.0, tx.init(0.0))[0])
     2.0
     """
-    return without_state(lambda updates, params, **extra_args: f(updates, params))
+    return without_state(
+        lambda updates, params, **extra_args: f(updates, params), facets=(OtherLeaves(),)
+    )
 
 
 @transformation

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.composition.matrices import MuonDimensionNumbers
-from gradtx.composition.roles import ByRole, Role, RoleKind, lora_kind, lora_partner
+from gradtx.composition.roles import ByRole, Role, RoleKind, RolesOfLeaves, lora_kind, lora_partner
 from gradtx.core.pair import GradientTransformation
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import MatrixDimensions
@@ -39,7 +39,7 @@ class Factors:
     def tuplewise(self, rule: RuleFn, **others: Any) -> GradientTransformation:
         """Lift a rule of pairs without state, as :func:`gradtx.tuplewise` does."""
         tx = tuplewise(EmptyState, None, rule, self.pairs, **others)
-        return tx._replace(roles=self.found)
+        return tx.with_facets(RolesOfLeaves(self.found))
 
     @property
     def dimensions(self) -> MatrixDimensions:

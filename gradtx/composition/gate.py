@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.composition.apply import take_step
 from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.core.traits import Scope, StepFn
+from gradtx.core.traits import Scope, StepFn, runs_steps
 from gradtx.engine.leaves import parameter
 from gradtx.leaves.paths import is_leaf
 from gradtx.leaves.rows import is_rows
@@ -74,7 +74,7 @@ def gate(
         anyway: whether to compute the update in any case, except on a CPU, so that one kernel
             computes, selects and applies it: for what reads entries alone, and a condition that
             mostly holds.
-        traits: what else the pair can do, as in `Traits`.
+        traits: what else the pair can do: fields of `Traits`, such as its facets.
 
     >>> import gradtx
     >>> def every_other(tx):
@@ -162,6 +162,16 @@ class Case(NamedTuple):
 
 CasesFn = Callable[[State], list[Case]]
 """``state -> cases``, of which one condition holds; their states are alike."""
+
+
+@runs_steps
+class Cases(NamedTuple):
+    """The transformations of which a pair is one at each step.
+
+    of: the cases, by a state that has not seen the gradients yet.
+    """
+
+    of: CasesFn
 
 
 def in_cases(cases: CasesFn) -> StepFn:

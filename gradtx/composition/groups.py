@@ -9,6 +9,7 @@ import jax
 from gradtx.composition.chain import set_to_zero
 from gradtx.composition.labels import Labels, check_labels, labels_of
 from gradtx.composition.masking import MaskedState, masked
+from gradtx.composition.views import OnPart
 from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -152,7 +153,7 @@ def partition(
         return groups.put(function(groups.pick(tree, label)), label, tree)
 
     parts = tuple(links.values())
-    return GradientTransformationExtraArgs(init, update, parts=parts, on_part=on_part)
+    return GradientTransformationExtraArgs(init, update, parts=parts, facets=(OnPart(on_part),))
 
 
 def _check_order(labels: Iterable[Any]) -> None:

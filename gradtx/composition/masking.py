@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.views import OnPart
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.leaves.paths import Where, chosen, is_leaf, mask_prefix, mask_tree, merge
 from gradtx.leaves.whole import part_of_whole
@@ -44,7 +45,7 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
     def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
         return merge(function(chosen(tree, mask_prefix(tree, where))), tree)
 
-    return around(tx, init, run, parts=(tx,), on_part=on_part)
+    return around(tx, init, run, parts=(tx,), facets=(OnPart(on_part),))
 
 
 def _asked(updates: Updates, params: Params | None) -> PyTree:

@@ -41,6 +41,12 @@ class Multipliers(NamedTuple):
     why: str
 
 
+class MultipliersByPath(NamedTuple):
+    """What the hyperparameters of each leaf are multiplied by, by its path."""
+
+    by_path: Mapping[str, Multipliers]
+
+
 class Growth(NamedTuple):
     """The factors by which a leaf is larger than in the small model, and its shape there."""
 

@@ -33,6 +33,15 @@ class Role(NamedTuple):
     batch: tuple[int, ...] = ()
 
 
+class RolesOfLeaves(NamedTuple):
+    """For what a transformation takes the leaves that it knows.
+
+    of: ``params -> {path: role}``.
+    """
+
+    of: Callable[[Any], Mapping[str, Role]]
+
+
 class ByRole(NamedTuple):
     r"""Roles of leaves by their paths and shapes; a function from parameters to dimension numbers.
 

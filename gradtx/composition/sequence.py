@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from gradtx.core.eager import count_of_arrays
 from gradtx.core.pair import GradientTransformation
-from gradtx.core.traits import Scope
+from gradtx.core.traits import Links, Scope
 from gradtx.engine.lift import Last, Lifted, in_turn
 from gradtx.leaves.packed import holds_packed
 from gradtx.types import Params, State, Updates
@@ -76,11 +76,11 @@ def _links(tx: GradientTransformation, state: State, whole_leaves: bool) -> list
     and not `whole_leaves`, only if it reads entries.
     """
     tx.check_numbers()
-    links = tx.traits.links
+    links = tx.facet(Links)
     if links is not None:
         inner = zip(links.each, links.states(state), strict=True)
         return [link for tx, state in inner for link in _links(tx, state, whole_leaves)]
-    rule: Lifted | None = tx.traits.lifted
+    rule = tx.facet(Lifted)
     if rule is not None:
         fits = (
             rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW)
@@ -93,7 +93,7 @@ def _links(tx: GradientTransformation, state: State, whole_leaves: bool) -> list
 
 def _nested(tx: GradientTransformation, states: Iterator[State]) -> State:
     """The state of a transformation, built from the next states of its links at every depth."""
-    links = tx.traits.links
+    links = tx.facet(Links)
     return next(states) if links is None else links.joined([_nested(x, states) for x in links.each])
 
 

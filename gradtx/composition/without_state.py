@@ -17,7 +17,7 @@ def without_state(
     Args:
         function: ``(updates, params or None, **extra_args) -> updates``.
         check: called with the parameters by ``init``; raises an error for those that are refused.
-        traits: what else the pair can do, as in `Traits`.
+        traits: what else the pair can do: fields of `Traits`, such as its facets.
 
     >>> tx = without_state(lambda updates, params, *, factor=1.0, **extra_args: factor * updates)
     >>> tx.update(2.0, tx.init(0.0), factor=0.5)

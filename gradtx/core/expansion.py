@@ -18,7 +18,7 @@ An update passes through these in turn, eager or traced; a whole step through 1,
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 
@@ -26,6 +26,7 @@ from gradtx.core.eager import Eager, one_by_one
 from gradtx.core.explanations import check_alive, explained
 from gradtx.core.loss_functions import of_all_leaves
 from gradtx.core.materialized import on_arrays
+from gradtx.core.traits import not_handed_on
 from gradtx.declarations.declaration import Declaration
 from gradtx.declarations.scheduled import Schedules
 from gradtx.leaves.flax_forms import tell_flax
@@ -36,6 +37,16 @@ from gradtx.leaves.whole import of_form, whole_form, whole_leaves
 from gradtx.numerics import as_arrays
 from gradtx.programs.tracing import is_shape, where_known
 from gradtx.types import Params, State, Updates
+
+
+@not_handed_on
+class Clock(NamedTuple):
+    """What counts steps where a transformation without a state has schedules among its arguments.
+
+    state: ``count -> state``, a state class of a count alone.
+    """
+
+    state: Callable[[Any], State]
 
 
 class Expansion:
@@ -69,8 +80,13 @@ class Expansion:
         """
         traits = self.pair.traits
         if self.schedules:
-            return traits._replace(step=None, cases=None, lifted=None, links=None)
+            return traits.of_first_values()
         return traits if traits.step is None else traits._replace(step=self._step)
+
+    @property
+    def _clock(self) -> Callable[[Any], State] | None:
+        clock = self.pair.facet(Clock)
+        return None if clock is None else clock.state
 
     def init(self, params: Params) -> State:
         tell_flax()  # which may have been imported since the pair was built
@@ -84,7 +100,7 @@ class Expansion:
         except (RuntimeError, ValueError):
             check_alive(**{f"{self.declaration.name}: the parameters": params})
             raise
-        return self.schedules.counted(state, self.pair.traits.clock) if self.schedules else state
+        return self.schedules.counted(state, self._clock) if self.schedules else state
 
     @explained
     def update(
@@ -120,8 +136,9 @@ class Expansion:
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         if self.schedules:
-            clock = self.pair.traits.clock
-            return self.schedules.update(clock, _update_of, updates, state, params, extra_args)
+            return self.schedules.update(
+                self._clock, _update_of, updates, state, params, extra_args
+            )
         run = _update_of(self.pair, state)
         return cast(tuple[Updates, State], run(updates, state, params, **extra_args))
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 
+from gradtx.declarations.declaration import Declared
 from gradtx.leaves.paths import first_difference, leaves_with_path, path_string, with_paths
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import OTHER_STATE, PyTree, is_state
@@ -38,6 +39,17 @@ def explanation(updates: Any, state: Any, params: Any) -> str | None:
                     "tx.update(gradients, state, params)"
                 )
     return None
+
+
+def name_of(tx: Declared) -> str:
+    """The name of a transformation's builder, or of its class; for messages alone."""
+    return type(tx).__name__ if tx.declaration is None else tx.declaration.name
+
+
+def public_name(tx: Declared) -> str:
+    """A name by which users know a transformation; empty for a chain and for one made by hand."""
+    name = "" if tx.declaration is None else tx.declaration.name
+    return "" if name.startswith("_") or name in ("chain", "named_chain") else name
 
 
 def check_alive(**trees: PyTree) -> None:

@@ -6,26 +6,29 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, cast, overload
 
 import jax
 
+from gradtx.core.communication import Communication
 from gradtx.core.expansion import Expansion
 from gradtx.core.traits import (
     BeforeFn,
-    Communication,  # noqa: F401  # pickled pairs name this module
-    Links,  # noqa: F401  # as above
+    KindT,
+    Links,
     Rule,
     Scope,
     StepFn,
     Traits,
+    facets_of,
 )
 from gradtx.declarations.declaration import Builder, Declaration, Declared, publish
 from gradtx.declarations.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
 from gradtx.leaves.flax_forms import tell_flax
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.rows import holds_rows, refuse_changed_indices
+from gradtx.names.earlier import in_facets
 from gradtx.types import Params, State, StateT, TransformInitFn, Updates, UpdatesT
 from gradtx.types.update_size import DeclaredSize
 
@@ -91,7 +94,9 @@ class GradientTransformation(_Pair, Declared):
         before_gradients: ``(params, state, touched) -> (params, state)``, what must happen before
             gradients are taken, where ``touched()`` is a tree like the parameters with the `Rows`
             that the loss will look up. :func:`minimize` and :func:`apply_gradients` call it.
-        traits: what else it can do: further fields of `Traits`, by name.
+        facets: whatever else there is to say of it: records, which :meth:`facet` looks up by their
+            classes.
+        traits: further fields of `Traits`, by name; also by those that earlier versions had.
 
     >>> import gradtx
     >>> gradtx.scale(0.5)
@@ -112,10 +117,15 @@ class GradientTransformation(_Pair, Declared):
         step: StepFn | None = None,
         *,
         before_gradients: BeforeFn | None = None,
+        facets: Iterable[Any] = (),
         **traits: Any,
     ) -> Self:
         pair = super().__new__(cls, init, update)
-        pair._traits = Traits(step, before_gradients, **traits)
+        if not _FIELDS.issuperset(traits):
+            traits = in_facets({**traits, "facets": facets})
+            facets = traits.pop("facets")
+        traits |= {"step": step, "before_gradients": before_gradients, "facets": facets_of(facets)}
+        pair._traits = Traits(**traits)
         _tell_flax(cls)
         return pair
 
@@ -178,7 +188,33 @@ class GradientTransformation(_Pair, Declared):
         """Whether updates stay the same if leaves are joined into longer ones."""
         traits = self.traits
         by_entry = traits.rule is not None and traits.rule.scope is Scope.ENTRY
-        return by_entry or traits.links is not None or traits.takes_vectors
+        return by_entry or traits.takes_vectors or traits.facet(Links) is not None
+
+    def facet(self, kind: type[KindT]) -> KindT | None:
+        """What the pair says of itself by a record of a class; None if it says no such thing.
+
+        >>> import gradtx
+        >>> from gradtx.core.traits import Links
+        >>> len(gradtx.sgd(0.1).facet(Links).each), gradtx.scale(0.1).facet(Links)
+        (1, None)
+        """
+        return self.traits.facet(kind)
+
+    def with_facets(self, *facets: Any) -> Self:
+        """The pair with further facets, each in place of one of the same class."""
+        return self._replace(facets=(*self.traits.facets, *facets))
+
+    def saying(self, kind: type[Any]) -> "tuple[GradientTransformation, ...]":
+        """Of it and the transformations inside of it, the innermost that have a facet of a class.
+
+        What another one is built of, or hands the facet on from, is inside of that.
+        """
+
+        def from_inside(tx: GradientTransformation) -> bool:
+            return any(inner.facet(kind) is tx.facet(kind) for inner in tx.within)
+
+        saying = [tx for tx in (self, *self.within) if tx.facet(kind) is not None]
+        return tuple(tx for tx in saying if not from_inside(tx))
 
     @functools.cached_property
     def children(self) -> "tuple[tuple[str, GradientTransformation], ...]":
@@ -283,6 +319,9 @@ class GradientTransformation(_Pair, Declared):
         return self
 
 
+_FIELDS = frozenset(Traits._fields)
+
+
 class GradientTransformationExtraArgs(GradientTransformation):
     """A pair whose ``update`` takes ``**extra_args``: every one that gradtx builds does."""
 
@@ -337,7 +376,7 @@ class _Structure:
 def _register(cls: type[GradientTransformation]) -> None:
     def flatten(tx: GradientTransformation) -> tuple[Any, _Structure]:
         if tx.declaration is None:
-            return (), _Structure((tuple(tx), tx.traits), tx)
+            return (), _Structure((tuple(tx), tx.traits, tuple(map(type, tx.traits.facets))), tx)
         arrays, key = tx.declaration.flatten()
         return arrays, _Structure(key, None if arrays else tx)
 
@@ -376,7 +415,7 @@ def transformations_in(value: Any, name: str) -> Iterator[tuple[str, GradientTra
 
 def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
     """The axes over which `tx` reduces gradients."""
-    messages = [part.traits.communication for part in (tx, *tx.within)]
+    messages = [part.facet(Communication) for part in (tx, *tx.within)]
     return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
 

@@ -3,12 +3,12 @@
 A pair carries the record, and code that acts on transformations reads it.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
+from gradtx.core.communication import Communication  # noqa: F401  # pickles name this module
+from gradtx.names.earlier import record_of_positions
 from gradtx.types import Params, State, Updates
 
 
@@ -54,6 +54,29 @@ StepFn: TypeAlias = Callable[..., tuple[Params, State]]
 BeforeFn: TypeAlias = Callable[[Params, State, Callable[[], Updates]], tuple[Params, State]]
 
 
+KindT = TypeVar("KindT")
+_FacetClassT = TypeVar("_FacetClassT", bound=type)
+
+
+def not_handed_on(kind: _FacetClassT) -> _FacetClassT:
+    """Decorates a class of facets that say how a step is computed, and not what it is.
+
+    A wrapper that takes the same steps, in another way, does not have them.
+    """
+    kind.handed_on = False  # type: ignore[attr-defined]  # read by `Traits.passed_on`
+    return kind
+
+
+def runs_steps(kind: _FacetClassT) -> _FacetClassT:
+    """Decorates a class of facets that run steps, with the hyperparameters that they close over.
+
+    A pair that is built anew at each step, for its schedules, does not have them either.
+    """
+    kind.runs_steps = True  # type: ignore[attr-defined]  # read by `Traits.of_first_values`
+    return not_handed_on(kind)
+
+
+@runs_steps
 class Links(NamedTuple):
     """Transformations that updates pass through one after another, and nothing else.
 
@@ -68,138 +91,73 @@ class Links(NamedTuple):
     joined: Callable[[Iterable[State]], State]
 
 
-class Communication(NamedTuple):
-    """What a device sends to others in a step.
+def facets_of(records: Iterable[Any]) -> tuple[Any, ...]:
+    """Facets as a pair has them: of each class the last.
 
-    Attributes:
-        bytes: ``params -> bytes``, on average over steps.
-        peak_bytes: the same for the step in which a device sends most.
-        over: the axes over which the device sends.
-        reduces: the axes over which gradients are reduced: :func:`minimize` takes each device's
-            own.
-        gathers: whether every device receives the whole message of every other.
+    Raises:
+        TypeError: one is a class, or is of a class of Python's own.
     """
-
-    bytes: Callable[[Params], int]
-    peak_bytes: Callable[[Params], int]
-    over: tuple[str, ...]
-    reduces: tuple[str, ...] = ()
-    gathers: bool = False
-
-
-class Sent(NamedTuple):
-    """What a device sends for some parameters: on average over steps, and at most in one.
-
-    communication: over which axes, and how; bytes, peak_bytes: how many.
-    """
-
-    communication: Communication
-    bytes: int
-    peak_bytes: int
+    facets: dict[type, Any] = {}
+    for record in records:
+        if isinstance(record, type) or type(record).__module__ == "builtins":
+            raise TypeError(
+                f"facets: {record!r:.80} is no facet, which is a record of a class of its own: "
+                "define one, such as class Priority(NamedTuple), and pass Priority(...)"
+            )
+        facets.pop(type(record), None)
+        facets[type(record)] = record
+    return tuple(facets.values())
 
 
-_sent: ContextVar[list[Sent] | None] = ContextVar("sent", default=None)
+class _Fields(NamedTuple):
+    rule: Rule | None = None
+    parts: tuple[Any, ...] | None = None
+    step: StepFn | None = None
+    before_gradients: BeforeFn | None = None
+    takes_vectors: bool = False
+    inner: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
+    facets: tuple[Any, ...] = ()
 
 
-@contextlib.contextmanager
-def all_sent() -> Iterator[list[Sent]]:
-    """A list to which every ``init`` that is called within adds what its transformation sends."""
-    sent: list[Sent] = []
-    token = _sent.set(sent)
-    try:
-        yield sent
-    finally:
-        _sent.reset(token)
-
-
-@contextlib.contextmanager
-def sends(communication: Communication, params: Params) -> Iterator[None]:
-    """Around an ``init``: add what the transformation sends to the list of :func:`all_sent`.
-
-    Transformations inside of it add what they send over other axes: the rest is counted in that.
-    """
-    messages = _sent.get()
-    if messages is None:
-        yield
-        return
-    of = communication.bytes(params), communication.peak_bytes(params)
-    messages.append(Sent(communication, *of))
-    with all_sent() as below:
-        yield
-    messages += [sent for sent in below if is_apart(sent.communication, communication)]
-
-
-def is_apart(one: Communication, other: Communication) -> bool:
-    """Whether messages go over axes over which the others do not."""
-    return not set(one.over) <= set(other.over)
-
-
-class Traits(NamedTuple):
+class Traits(_Fields):
     """What a transformation is and can do, beside its two functions; said where it is made.
 
     Attributes:
+        rule: what the rule reads, if the engine lifted one.
+        parts: the transformations that updates pass through, if it does no more than that.
         step: ``(updates, state, params, **extra_args) -> (params, state)``, ``update`` with the
             updates applied, if that saves memory.
         before_gradients: ``(params, state, touched) -> (params, state)``, what must happen before
             gradients are taken.
-        rule: what the rule reads, if the engine lifted one.
-        lifted: the engine's parts of that rule, if the transformation is nothing else.
-        parts: the transformations that updates pass through, if it does no more than that.
-        links: these and their states, if updates pass through one after another.
-        on_part: ``(i, function, tree) -> tree``, the tree with the function's result for the leaves
-            that part `i` (or `i` of `inner`) sees, if it does not see the tree as it is.
         takes_vectors: whether it does the same if leaves are joined into longer ones, so that it
             may run on the vectors of :func:`pack`.
-        clock: the state class, of a count alone, where a transformation without a state has a
-            hyperparameter that is a schedule.
-        cases: the transformations of which it is one at each step, if it can tell before it has
-            seen the gradients.
-        communication: what devices send.
-        multipliers: what the hyperparameters of each leaf are multiplied by, by its path.
-        nearest: ``(params, rate) -> params``, the nearest point of the set to which it keeps the
-            parameters, or the proximal map of the penalty that it adds to the loss, times `rate`;
-            at the rate 0 the second is the identity. The points where steps end are fixed points of
-            a gradient step of that rate followed by this map.
-        roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
-        takes_norm: for one that takes the norm of all gradients as the extra argument `grad_norm`,
-            whether a leaf's update reads it, or the state of the next step alone.
         inner: the transformations that it runs in another way, or a function that returns them;
             what these can do is looked up in them.
-        searches: whether its state keeps the value and, unless it is None, the gradient of the loss
-            at the point to which its step leads.
-        scales_loss: whether the gradients that it takes are those of a loss multiplied by the
-            `loss_scale` in its state.
-        estimator: how its gradients are estimated, if they are not taken by a backward pass.
+        facets: whatever else there is to say: records, each of a class in the file of its subject,
+            by which it is looked up.
     """
 
-    step: StepFn | None = None
-    before_gradients: BeforeFn | None = None
-    rule: Rule | None = None
-    lifted: Any = None
-    parts: tuple[Any, ...] | None = None
-    links: Links | None = None
-    on_part: Callable[[int, Callable[[Any], Any], Any], Any] | None = None
-    takes_vectors: bool = False
-    clock: Callable[[Any], State] | None = None
-    cases: Any = None
-    communication: Communication | None = None
-    multipliers: Mapping[str, Any] | None = None
-    nearest: Callable[[Params, Any], Params] | None = None
-    roles: Callable[[Params], Mapping[str, Any]] | None = None
-    takes_norm: Literal["update", "state"] | None = None
-    # A new field comes last: pickles hold the record by position.
-    inner: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
-    searches: bool = False
-    scales_loss: bool = False
-    estimator: Any = None
+    __slots__ = ()
+
+    def __new__(cls, *fields: Any, **named: Any) -> Self:
+        # Pickles of earlier versions hold longer records, by position.
+        if len(fields) > len(cls._fields):
+            return cls(**record_of_positions(fields))
+        return super().__new__(cls, *fields, **named)
+
+    def facet(self, kind: type[KindT]) -> KindT | None:
+        """The facet of a class; None if there is none."""
+        return next((each for each in self.facets if isinstance(each, kind)), None)
 
     def passed_on(self) -> "Traits":
         """The record for a pair that takes the same steps with the same state, in another way.
 
-        All is the same but how a step is computed. (Who takes the norm is looked up inside.)
+        All is the same but how a step is computed.
         """
-        computed = (
-            *("step", "rule", "lifted", "parts", "links", "on_part", "inner"),
-            *("takes_vectors", "clock", "cases", "takes_norm", "searches"),
-        )
-        return self._replace(**{name: self._field_defaults[name] for name in computed})
+        facets = [each for each in self.facets if getattr(each, "handed_on", True)]
+        return Traits(before_gradients=self.before_gradients, facets=tuple(facets))
+
+    def of_first_values(self) -> "Traits":
+        """The record for a pair that is built anew at each step: to others it is only an update."""
+        facets = [each for each in self.facets if not getattr(each, "runs_steps", False)]
+        return self._replace(step=None, facets=tuple(facets))

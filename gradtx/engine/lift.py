@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.core.traits import Rule, Scope
+from gradtx.core.traits import Rule, Scope, runs_steps
 from gradtx.engine.leaves import (
     SlotsOfLeaf,
     Steps,
@@ -245,6 +245,7 @@ class Leaves:
         return SlotsOfLeaf(self.label, loaded, {**self.scalars, **drawn})
 
 
+@runs_steps
 class Lifted(Rule):
     """A rule with the two functions by which the engine runs it on an update.
 
@@ -380,7 +381,7 @@ def lift(
         return leaves.treedef.unflatten(directions), end(leaves, state, new)
 
     lifted = Lifted(rule, begin, end)
-    return GradientTransformationExtraArgs(init, update, rule=rule, lifted=lifted)
+    return GradientTransformationExtraArgs(init, update, rule=rule, facets=(lifted,))
 
 
 def each_slots(state: type, slots: SlotsFn | None) -> FirstFn:

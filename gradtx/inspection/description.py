@@ -8,10 +8,17 @@ import jax
 import numpy as np
 
 from gradtx.composition.apply import loses_small_steps
-from gradtx.composition.multipliers import Multipliers, multiplier_lines, pattern_of
-from gradtx.composition.roles import ByRole, Role
+from gradtx.composition.multipliers import (
+    Multipliers,
+    MultipliersByPath,
+    multiplier_lines,
+    pattern_of,
+)
+from gradtx.composition.roles import ByRole, Role, RolesOfLeaves
+from gradtx.core.communication import Communication, Sent, all_sent, is_apart
 from gradtx.core.pair import GradientTransformation, reduced_axes, with_extra_args_support
-from gradtx.core.traits import Communication, Scope, Sent, all_sent, is_apart
+from gradtx.core.traits import Scope
+from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
 from gradtx.leaves.paths import path_string, with_paths
@@ -113,7 +120,7 @@ class Description:
 def communications(tx: GradientTransformation) -> list[Communication]:
     """The records of what `tx` and the transformations within it send between devices."""
     tx = with_extra_args_support(tx)
-    communication = tx.traits.communication
+    communication = tx.facet(Communication)
     below = [x for part in tx.inside for x in communications(part)]
     return (
         below
@@ -154,9 +161,10 @@ def _role_lines(roles: dict[str, Role]) -> list[str]:
 
 def roles_in(tx: Any, params: Params) -> dict[str, Role]:
     """The roles by which `tx`, or a transformation within it, decides which leaves are matrices."""
-    if tx.traits.roles is not None:
-        return dict(tx.traits.roles(params))
-    known = any(part.traits.roles is not None for part in tx.within)
+    taken = tx.facet(RolesOfLeaves)
+    if taken is not None:
+        return dict(taken.of(params))
+    known = bool(tx.saying(RolesOfLeaves))
     arguments = {} if known or tx.declaration is None else tx.declaration.arguments
     for value in arguments.values():
         if isinstance(value, ByRole):
@@ -171,8 +179,9 @@ def multipliers_in(tx: GradientTransformation) -> dict[str, Multipliers]:
     """The multipliers of each leaf's hyperparameters in `tx` or in a transformation within it."""
     outer = with_extra_args_support(tx)
     for each in (outer, *(child for _, child in outer.children), *outer.within):
-        if each.traits.multipliers is not None:
-            return dict(each.traits.multipliers)
+        multipliers = each.facet(MultipliersByPath)
+        if multipliers is not None:
+            return dict(multipliers.by_path)
     return {}
 
 
@@ -249,7 +258,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
 
 def _loss_numbers(tx: GradientTransformation) -> int:
     """How many numbers replicas exchange in a step in place of gradients; 0 if they do not."""
-    estimator = with_extra_args_support(tx).traits.estimator
+    estimator = with_extra_args_support(tx).facet(Estimator)
     return 0 if estimator is None else int(estimator.number_count)
 
 

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import jax
 
 from gradtx import checks
+from gradtx.composition.scalings import Scaling
 from gradtx.core.pair import GradientTransformation, transformations_in, with_extra_args_support
+from gradtx.core.traits import Links
 from gradtx.declarations.declaration import Declaration, Declared, DeclaredData
 from gradtx.declarations.host_values import as_schedule
 from gradtx.inspection.dotted_paths import paths_ending_in
@@ -179,7 +181,7 @@ def _reduced(
     reduced: dict[str, Any] = {}
     for i, (_, _, state) in enumerate(links):
         factors = [getattr(state, field) for field in _factors(state)]
-        if not factors or tx.traits.links is None:
+        if not factors or tx.facet(Links) is None:
             continue
         # A rate right after it makes no difference to the product.
         after = itertools.takewhile(lambda link: _is_rate(link[1]), links[i + 1 :])
@@ -196,7 +198,8 @@ def _factors(state: Any) -> tuple[str, ...]:
 
 
 def _is_rate(tx: GradientTransformation) -> bool:
-    return tx.declaration is not None and tx.declaration.name == "scale_by_learning_rate"
+    scaling = tx.facet(Scaling)
+    return scaling is not None and scaling.by == "step"
 
 
 def _argument_paths(tx: Any, prefix: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.views import SameGradients
 from gradtx.core.pair import GradientTransformation
 from gradtx.types import Params, State, Updates
 
@@ -34,4 +35,4 @@ def with_extra_args(tx: GradientTransformation, **extra_args: Any) -> GradientTr
     ) -> tuple[Updates, State]:
         return inner_step(updates, state, params, **{**extra_args, **inner_step.extra_args})
 
-    return around(tx, None, run, same_steps=True)
+    return around(tx, None, run, same_steps=True, facets=(SameGradients(),))

@@ -12,6 +12,7 @@ from gradtx.checkpoint.config import check_depth, from_config, to_config
 from gradtx.checkpoint.state_dict import load_state_dict, state_dict
 from gradtx.composition.apply import take_step
 from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Links
 from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.hyperparams import hyperparams, replace
 from gradtx.inspection.iterations import iterations, step_counters
@@ -166,11 +167,11 @@ def _rates(tx: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _window(tx: GradientTransformation, state: Any) -> tuple[GradientTransformation, Any] | None:
     """The accumulation that all gradients pass through, with its state; None if there is none."""
-    if tx.traits.estimator is not None:
+    if tx.facet(Estimator) is not None:
         return _window(optimizer_of(tx), inner_state_of(tx, state))
     if {"mini_step", "gradient_step"} <= set(getattr(state, "_fields", ())):
         return tx, state
-    links = tx.traits.links
+    links = tx.facet(Links)
     pairs = zip(links.each, links.states(state), strict=True) if links else ()
     return next(filter(None, (_window(link, part) for link, part in pairs)), None)
 
@@ -508,7 +509,7 @@ def _keras_class() -> Any:
 
         def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
             """Take the step of `tx` for the variables that have a gradient."""
-            if self._tx.traits.estimator is not None and self._flat is None:
+            if self._tx.facet(Estimator) is not None and self._flat is None:
                 raise ValueError(
                     "keras_optimizer: gradients are estimated, and these are those of a backward "
                     "pass: call self.optimizer.stateless_minimize(loss, optimizer_variables, "

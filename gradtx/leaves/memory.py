@@ -12,6 +12,10 @@ HOST = jax.memory.Space.Host
 _is_near: ContextVar[bool] = ContextVar("_is_near", default=False)
 
 
+class OnHost:
+    """The large slots of a transformation are in the memory of the host between steps."""
+
+
 def is_on_host(x: Any) -> bool:
     """Whether an array, or one in a compiled program, is in the memory of the host."""
     return isinstance(x, jax.Array) and getattr(jax.typeof(x), "memory_space", None) == HOST

@@ -2,8 +2,10 @@
 
 import importlib
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 # Where a module of such a path is now. Files name it so for good: no line is taken out.
 MODULES = {
@@ -63,6 +65,30 @@ MODULES = {
     "gradtx.tree.memory": "gradtx.leaves.memory",
     "gradtx.whole": "gradtx.leaves.whole",
 }
+# The fields that the record of a pair had, in their order: pickles hold it by position. Of a field
+# that is now a facet there is the path of its class.
+RECORD: dict[str, str | None] = {
+    "step": None,
+    "before_gradients": None,
+    "rule": None,
+    "lifted": "gradtx.engine.lift.Lifted",
+    "parts": None,
+    "links": "gradtx.core.traits.Links",
+    "on_part": "gradtx.composition.views.OnPart",
+    "takes_vectors": None,
+    "clock": "gradtx.core.expansion.Clock",
+    "cases": "gradtx.composition.gate.Cases",
+    "communication": "gradtx.core.communication.Communication",
+    "multipliers": "gradtx.composition.multipliers.MultipliersByPath",
+    "nearest": "gradtx.composition.nearest.Nearest",
+    "roles": "gradtx.composition.roles.RolesOfLeaves",
+    "takes_norm": "gradtx.composition.views.TakesNorm",
+    "inner": None,
+    "searches": "gradtx.composition.searches.Searches",
+    "scales_loss": "gradtx.training.loss_scale.ScalesLoss",
+    "estimator": "gradtx.estimators.estimator.Estimator",
+}
+
 _BEFORE = {now: before for before, now in MODULES.items()}
 
 
@@ -91,3 +117,27 @@ def in_files(module: str) -> str:
     ('gradtx.rows', 'gradtx.optimizers.adam')
     """
     return _BEFORE.get(module, module)
+
+
+def in_facets(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the record of a pair under the names that they had, as those that it has now."""
+    now = {name: value for name, value in fields.items() if RECORD.get(name) is None}
+    facets = {type(facet): facet for facet in now.get("facets", ())}
+    for name in [name for name in fields if RECORD.get(name) is not None]:
+        module, _, of = str(RECORD[name]).rpartition(".")
+        value, kind = fields[name], getattr(importlib.import_module(module), of)
+        facets.pop(kind, None)
+        if value is not None and value is not False:
+            facets[kind] = _facet(kind, value)
+    return {**now, "facets": tuple(facets.values())}
+
+
+def _facet(kind: type, value: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    return kind() if value is True else kind(value)
+
+
+def record_of_positions(values: Iterable[Any]) -> dict[str, Any]:
+    """The fields of a record that a pickle holds by position."""
+    return in_facets(dict(zip(RECORD, values, strict=False)))

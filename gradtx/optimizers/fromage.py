@@ -4,6 +4,7 @@ from typing import Any
 
 from gradtx.checks import NonNegative
 from gradtx.composition.chain import chain, identity
+from gradtx.core.expansion import Clock
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import norm, ratio_factors
@@ -55,4 +56,4 @@ def _scale_by_fromage(learning_rate: NonNegative, min_norm: NonNegative) -> Grad
         power, ratio = ratio_factors(norm(p).at_least(min_norm), norm(g).at_least(min_norm))
         return g * power * (-learning_rate * shrink * ratio) - loss * p, {}
 
-    return leafwise(EmptyState, None, rule)._replace(clock=ScaleByScheduleState)
+    return leafwise(EmptyState, None, rule).with_facets(Clock(ScaleByScheduleState))

@@ -6,6 +6,7 @@ from typing import Any
 from gradtx.checks import Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import masked, split_by_mask
+from gradtx.core.expansion import Clock
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.leaves.paths import Where
@@ -81,7 +82,7 @@ def scale_by_lars(
         )
 
     tx = split_by_mask(trust_ratio_mask, with_ratio(True), with_ratio(False))
-    return tx._replace(clock=WeightDecaySchedule)
+    return tx.with_facets(Clock(WeightDecaySchedule))
 
 
 @optimizer

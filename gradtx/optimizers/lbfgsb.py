@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount, PositiveInt
 from gradtx.composition.chain import chain
+from gradtx.composition.nearest import Nearest
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, divide
@@ -245,7 +246,7 @@ def scale_by_lbfgsb(
     beside = {"lower": bounds.lower, "upper": bounds.upper}
     slots, start = empty_memory(memory_size)
     lifted = treewise(ScaleByLBFGSState, slots, rule, start=start, beside=beside)
-    return lifted._replace(nearest=bounds.nearest)
+    return lifted.with_facets(Nearest(bounds.nearest, by_entry=True))
 
 
 @optimizer

@@ -1,9 +1,9 @@
 """Proximal descent: steps under L1 and L2 penalties that make entries exactly zero."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gradtx.checks import NonNegative, Positive
+from gradtx.composition.nearest import Nearest
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import map_present
@@ -22,13 +22,13 @@ from gradtx.optimizers.adagrad import ScaleByRssState
 from gradtx.types import Array, Counter, EmptyState, NonNegativeSlots, Params, Slots
 
 
-def _shrunk(l1: Any, l2: Any) -> Callable[[Params, Any], Params]:
+def _shrunk(l1: Any, l2: Any) -> Nearest:
     """The proximal map of both penalties, on each leaf."""
 
     def nearest(params: Params, rate: Any) -> Params:
         return map_present(lambda p: shrink(p, rate * l1, rate * l2), params)
 
-    return nearest
+    return Nearest(nearest, at_own_rate=True, rate="learning_rate")
 
 
 @transformation
@@ -69,7 +69,7 @@ def proximal_gradient_descent(
         return shrink(p - learning_rate * g, l1, l2) - p, {}
 
     lifted = elementwise(EmptyState, None, rule)
-    return lifted._replace(nearest=_shrunk(l1_regularization_strength, l2_regularization_strength))
+    return lifted.with_facets(_shrunk(l1_regularization_strength, l2_regularization_strength))
 
 
 @transformation
@@ -118,7 +118,7 @@ def proximal_adagrad(
         return shrink(p - rate * g, l1, l2) - p, {"sum_of_squares": total}
 
     lifted = elementwise(ScaleByRssState, slots, rule)
-    return lifted._replace(nearest=_shrunk(l1_regularization_strength, l2_regularization_strength))
+    return lifted.with_facets(_shrunk(l1_regularization_strength, l2_regularization_strength))
 
 
 class AdagradDaState(NamedTuple):
@@ -181,4 +181,4 @@ def adagrad_da(
         return divide(-learning_rate * shrunk, curvature) - p, new
 
     lifted = elementwise(AdagradDaState, slots, rule)
-    return lifted._replace(nearest=_shrunk(l1_regularization_strength, l2_regularization_strength))
+    return lifted.with_facets(_shrunk(l1_regularization_strength, l2_regularization_strength))

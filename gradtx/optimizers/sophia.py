@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Count, Decay, LearningRate, NonNegative, Positive, PositiveCount
 from gradtx.composition.chain import chain, chain_reading_old
-from gradtx.composition.gate import Case, in_cases
+from gradtx.composition.gate import Case, Cases, in_cases
 from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -339,4 +339,4 @@ def sophia(
 
     # The estimate reads the parameters, which the step overwrites, and overwrites the slot that
     # the step reads: where both are in one loop, nothing is copied.
-    return tx.expansion._replace(step=in_cases(cases), cases=cases)
+    return tx.expansion._replace(step=in_cases(cases)).with_facets(Cases(cases))

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from gradtx.core.communication import Communication, sends
 from gradtx.core.pair import GradientTransformationExtraArgs
-from gradtx.core.traits import Communication, sends
 from gradtx.leaves.paths import path_string
 from gradtx.programs.tracing import tracked, varying_axes
 from gradtx.types import Array, Params, State
@@ -36,7 +36,7 @@ def communicating(
             made: State = init(params)
         return made
 
-    return GradientTransformationExtraArgs(start, update, communication=communication)
+    return GradientTransformationExtraArgs(start, update, facets=(communication,))
 
 
 def axes_of(axis_name: AxisName) -> tuple[str, ...]:

@@ -207,7 +207,7 @@ def plan_step(
     traffic = _Traffic(sizes, links)
     leaves, treedef = leaves_with_path(sharding.like)
     stages = [treedef.flatten_up_to(tree) for tree in (sharding.params, *sharding.reductions)]
-    estimator = with_extra_args_support(tx).traits.estimator
+    estimator = with_extra_args_support(tx).facet(Estimator)
     parameter_bytes, worked_on = 0, 0
     shards: list[Any] = [None] * len(leaves)
     for i, (_, p) in enumerate(leaves):

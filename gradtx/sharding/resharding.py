@@ -9,6 +9,7 @@ import jax
 
 from gradtx.composition.apply import take_step
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.views import SameGradients
 from gradtx.core.pair import GradientTransformation
 from gradtx.leaves.paths import is_leaf, path_string, with_paths
 from gradtx.leaves.rows import is_rows
@@ -66,7 +67,7 @@ def resharded(
         return through(result, reversed(reductions)), state
 
     step = functools.partial(take_step, tx)
-    return around(tx, init, run, step=step, same_steps=True)
+    return around(tx, init, run, step=step, same_steps=True, facets=(SameGradients(),))
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:

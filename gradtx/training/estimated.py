@@ -15,7 +15,7 @@ from gradtx.estimators.estimator import Estimator
 from gradtx.names.namespace import warn
 from gradtx.numerics import cast
 from gradtx.programs.tracing import is_tracer, varying_axes
-from gradtx.training.loss_scale import divides
+from gradtx.training.loss_scale import if_divides
 from gradtx.types import Array, InnerState, Key, Params, PyTree, State, Updates
 from gradtx.types.keys import check_key, own_key
 
@@ -75,7 +75,7 @@ def estimated_gradients(
     key = check_estimator("estimated_gradients", gradients).declaration.arguments["key"]
     check_key("estimated_gradients", "key", key)
     tx = with_extra_args_support(inner)
-    if any(part.traits.estimator is not None for part in (tx, *tx.within)):
+    if tx.saying(Estimator):
         raise ValueError(
             "estimated_gradients: the gradients of the optimizer are estimated already: put it "
             "around all of the optimizer, once"
@@ -95,8 +95,7 @@ def estimated_gradients(
         init,
         run,
         step=functools.partial(take_step, tx),
-        scales_loss=divides(tx),
-        estimator=gradients,
+        facets=(*if_divides(tx), gradients),
     )
 
 
@@ -120,7 +119,7 @@ def estimating(where: str, tx: Any, gradients: Any) -> GradientTransformation:
     if gradients is None:
         return with_extra_args_support(tx)
     tx = with_extra_args_support(tx)
-    if tx.traits.estimator == check_estimator(where, gradients):
+    if tx.facet(Estimator) == check_estimator(where, gradients):
         return tx
     return estimated_gradients(tx, gradients)
 
@@ -131,8 +130,8 @@ def estimator_of(tx: GradientTransformation) -> Estimator | None:
     Raises:
         ValueError: those of a transformation within `tx` are, whose loss is not seen there.
     """
-    estimator: Estimator | None = tx.traits.estimator
-    if estimator is None and any(part.traits.estimator is not None for part in tx.within):
+    estimator = tx.facet(Estimator)
+    if estimator is None and tx.saying(Estimator):
         raise ValueError(
             "estimated_gradients must be the outermost transformation, once: what is around it "
             "would get gradients of a backward pass: write estimated_gradients(chain(...), ...)"

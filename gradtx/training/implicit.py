@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_integer
-from gradtx.composition.nearest import OF_ENTRIES, Nearest, nearest_in
-from gradtx.composition.scalings import beyond_scalings, name_of
+from gradtx.composition.nearest import EndsElsewhere, Nearest, NearestFn, Penalty, nearest_in
+from gradtx.composition.scalings import Scaling, beyond_scalings
+from gradtx.composition.searches import Searches
+from gradtx.composition.views import OnPart
+from gradtx.core.explanations import name_of
 from gradtx.core.pair import GradientTransformation
 from gradtx.core.traits import Scope
 from gradtx.leaves.packed import packed_like, unpack
@@ -25,17 +28,8 @@ LinearMethod = Literal["cg", "gmres", "bicgstab"]
 # A relative residual above this is no solution: the system is singular, or the steps ran out.
 _UNSOLVED = 1e-2
 
-# Arguments of optimizers that add a penalty which is not in their record.
+# By these names arguments multiply a penalty, in gradtx's builders and by custom in others'.
 _ADDED = ("weight_decay", "l1_regularization_strength", "l2_regularization_strength")
-
-# What adds a penalty to the loss by its proximal map, at the rate of its own step.
-_PENALIZED = ("proximal", "proximal_gradient_descent", "proximal_adagrad", "adagrad_da")
-
-# What ends elsewhere than where the gradient of every leaf is zero.
-_STOPPING = {
-    "set_to_zero": "keeps leaves from moving: pass trainable= to solve, so that they are constants",
-    "centralize": "moves no mean: write the loss as a function of what moves",
-}
 
 # JAX's GMRES keeps so many vectors, and then restarts from the solution that they give.
 _RESTART = 20
@@ -133,42 +127,50 @@ def checked(
 
 def _check_optimizer(tx: GradientTransformation, params: Params) -> None:
     """Raise ValueError if the end points of `tx` do not follow from its record and the loss."""
+    stopping = {id(each) for each in tx.saying(EndsElsewhere)}
     for each in (tx, *tx.within):
         _check_links(each, params)
-        if each.declaration is None:
-            continue
-        name, arguments = each.declaration.name, each.declaration.arguments
-        if name in _STOPPING:
+        ends, nearest = each.facet(EndsElsewhere), each.facet(Nearest)
+        if ends is not None and id(each) in stopping:
             raise ValueError(
-                f"solve: implicit= is not possible with {name}, which {_STOPPING[name]}"
+                f"solve: implicit= is not possible with {name_of(each)}, which {ends.why}"
             )
-        added = _ADDED + (("l1", "l2") if name == "shrink_params" else ())
-        for argument in added if each.traits.nearest is None else ():
-            value = arguments.get(argument, 0)
-            if not (isinstance(value, int | float) and value == 0):
-                raise ValueError(
-                    f"solve: implicit= is not possible with {name}({argument}={value}), which "
-                    "moves the solution by what is no part of the loss: add the penalty to the "
-                    f"loss and pass {argument}=0, or use gradtx.proximal"
-                )
-        if each.traits.nearest is None:
+        _check_penalties(each)
+        if nearest is None or each.declaration is None:
             continue
-        changing = {*each.declaration.builder.schedules(arguments)} - {"learning_rate"}
+        schedules = each.declaration.builder.schedules(each.declaration.arguments)
+        changing = {*schedules} - {nearest.rate}
         if changing:
             raise ValueError(
-                f"solve: implicit= is not possible with {name}, where {min(changing)} is a "
-                "schedule: its last value decides on the solution. Pass a number or an array"
+                f"solve: implicit= is not possible with {name_of(each)}, where {min(changing)} is "
+                "a schedule: its last value decides on the solution. Pass a number or an array"
+            )
+
+
+def _check_penalties(tx: GradientTransformation) -> None:
+    """Raise ValueError if `tx` adds a penalty that is neither in the loss nor in its record."""
+    penalty = tx.facet(Penalty)
+    strengths = {} if penalty is None else dict(penalty.strengths)
+    arguments = {} if tx.declaration is None else tx.declaration.arguments
+    if tx.facet(Nearest) is None:
+        strengths |= {name: arguments[name] for name in _ADDED if name in arguments}
+    for name, strength in strengths.items():
+        if not (isinstance(strength, int | float) and strength == 0):
+            value = arguments.get(name, strength)
+            raise ValueError(
+                f"solve: implicit= is not possible with {name_of(tx)}({name}={value}), which "
+                "moves the solution by what is no part of the loss: add the penalty to the "
+                f"loss and pass {name}=0, or use gradtx.proximal"
             )
 
 
 def _check_links(tx: GradientTransformation, params: Params) -> None:
     """Raise ValueError if other links of a chain move the end point away from the solution."""
-    parts = tx.parts if tx.parts is not None and tx.traits.on_part is None else ()
+    parts = tx.parts if tx.parts is not None and tx.facet(OnPart) is None else ()
     for i, part in enumerate(parts):
-        maps = [each for each in (part, *part.within) if each.traits.nearest is not None]
-        if any(name_of(each) in _PENALIZED for each in maps):
-            earlier = [link for other in parts[:i] for link in _links(other)]
-            wrong = [link for link in earlier if name_of(link) != "identity"]
+        maps = [each for each in map(_nearest, (part, *part.within)) if each is not None]
+        if any(each.at_own_rate for each in maps):
+            wrong = [link for other in parts[:i] for link in _links(other)]
             why = (
                 "the penalty's map gets the rate of its inner optimizer alone. Pass a chain of "
                 "both as the inner optimizer of proximal"
@@ -190,44 +192,36 @@ def _check_links(tx: GradientTransformation, params: Params) -> None:
 
 def _links(tx: GradientTransformation) -> list[GradientTransformation]:
     """The parts that updates pass through one after another; `tx` if it has none."""
-    if tx.parts is None or tx.traits.on_part is not None:
+    if tx.parts is None or tx.facet(OnPart) is not None:
         return [tx]
     return [link for part in tx.parts for link in _links(part)]
 
 
-def _agree(
-    maps: list[GradientTransformation], link: GradientTransformation, late: bool, params: Params
-) -> bool:
+def _nearest(tx: GradientTransformation) -> Nearest | None:
+    return tx.facet(Nearest)
+
+
+def _agree(maps: list[Nearest], link: GradientTransformation, late: bool, params: Params) -> bool:
     """Whether a chain of projections and another link ends at the solution.
 
     It does where each entry has a step and a bound of its own, and where a search only shortens the
     step between two points of the set.
     """
-    if name_of(link) == "trace" or (late and link.traits.searches):
+    if link.facet(Scaling) is not None or (late and link.facet(Searches) is not None):
         return True
-    if name_of(link) == "project" and not _leaves_of(link, params) & _union(maps, params):
+    nearest: Any = link.facet(Nearest)
+    projects = nearest is not None and not nearest.at_own_rate
+    if projects and not _mapped([nearest], params) & _mapped(maps, params):
         return True
     alone = link.rule is not None and link.rule.scope is Scope.ENTRY
-    return all(map(_by_entry, maps)) and (alone or _by_entry(link))
+    alone = alone or (nearest is not None and nearest.by_entry)
+    return alone and all(each.by_entry for each in maps)
 
 
-def _by_entry(tx: GradientTransformation) -> bool:
-    """Whether a transformation bounds each entry by itself."""
-    if name_of(tx) == "project":
-        return tx.declaration is not None and tx.declaration.arguments["projection"] in OF_ENTRIES
-    return name_of(tx) in ("keep_params_nonnegative", "scale_by_lbfgsb")
-
-
-def _leaves_of(tx: GradientTransformation, params: Params) -> set[str]:
-    """The paths of the leaves that a projection sees."""
-    where = tx.declaration.arguments.get("where") if tx.declaration is not None else None
-    return {
-        path_string(path) for path, p in leaves_with_path(select(params, where))[0] if p is not None
-    }
-
-
-def _union(maps: list[GradientTransformation], params: Params) -> set[str]:
-    return {path for each in maps for path in _leaves_of(each, params)}
+def _mapped(maps: list[Nearest], params: Params) -> set[str]:
+    """The paths of the leaves that some projections see."""
+    trees = [leaves_with_path(select(params, each.where))[0] for each in maps]
+    return {path_string(path) for tree in trees for path, p in tree if p is not None}
 
 
 class _Reals(NamedTuple):
@@ -260,7 +254,7 @@ class _Reals(NamedTuple):
 def differentiable(
     find: Callable[[], tuple[Params, Array, Any]],
     loss: Callable[[Params], Array],
-    nearest: Nearest | None,
+    nearest: NearestFn | None,
     start: Params,
     options: Implicit,
 ) -> tuple[Params, Any]:

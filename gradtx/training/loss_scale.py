@@ -5,10 +5,15 @@ from typing import Any
 import jax
 
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.core.traits import Links
 from gradtx.inspection.guards import scales_losses
 from gradtx.numerics import cast, widen
 from gradtx.tree import map_updates
 from gradtx.types import Array, State, Updates
+
+
+class ScalesLoss:
+    """The gradients that are taken are those of a loss multiplied by `loss_scale` in the state."""
 
 
 def scale_in(tx: GradientTransformation, state: State) -> Array | None:
@@ -43,8 +48,14 @@ def _scales(state: State) -> list[Array]:
 
 def divides(tx: GradientTransformation) -> bool:
     """Whether `tx`, or the first of its links, divides gradients by the scale of the loss."""
-    links = tx.traits.links
-    return tx.traits.scales_loss or bool(links and links.each and divides(links.each[0]))
+    links = tx.facet(Links)
+    divides_first = links is not None and bool(links.each) and divides(links.each[0])
+    return divides_first or tx.facet(ScalesLoss) is not None
+
+
+def if_divides(tx: GradientTransformation) -> tuple[ScalesLoss, ...]:
+    """The facets of a wrapper that shows the gradients to `tx` as they come, multiplied or not."""
+    return (ScalesLoss(),) if divides(tx) else ()
 
 
 def unscaled(updates: Updates, scale: Array | None) -> Updates:

@@ -8,6 +8,7 @@ import jax
 from gradtx import tree
 from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.views import SameGradients
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.core.traits import StepFn
 from gradtx.engine.leaves import load, put, store, take
@@ -15,7 +16,7 @@ from gradtx.engine.lift import needed
 from gradtx.leaves.paths import aligned, leaves_with_path
 from gradtx.leaves.rows import is_rows, take_rows
 from gradtx.numerics import cast, round_to, widen
-from gradtx.training.loss_scale import divides
+from gradtx.training.loss_scale import if_divides
 from gradtx.types import Array, DType, InnerState, Key, Params, PyTree, State, Updates
 from gradtx.types.keys import check_key, own_key
 
@@ -95,7 +96,7 @@ def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> Gradient
         lambda params: StochasticRoundingState(own_key(key), tx.init(params)),
         run,
         step=tx.update,
-        scales_loss=divides(tx),
+        facets=(SameGradients(), *if_divides(tx)),
     )
 
 
@@ -112,7 +113,7 @@ def rounded_with(tx: GradientTransformation, key: Any) -> GradientTransformation
         moves, state = widened(inner_step, updates, state, params)
         return apply_updates(params, moves, rounding_key=key), state
 
-    return around(tx, None, run, step=tx.update, same_steps=True)
+    return around(tx, None, run, step=tx.update, same_steps=True, facets=(SameGradients(),))
 
 
 def widened(

@@ -12,7 +12,9 @@ import numpy as np
 
 from gradtx.checks import check_integer
 from gradtx.composition.nearest import nearest_in
+from gradtx.composition.searches import Evaluation, Searches
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.core.traits import Links
 from gradtx.declarations.declaration import read_by_people
 from gradtx.declarations.scheduled import ScheduledState
 from gradtx.engine.leaves import parameter
@@ -613,19 +615,21 @@ def _solve_implicitly(
     return rest._replace(params=merge(trained, params), value=loss(trained))
 
 
-def _evaluation(tx: GradientTransformation, state: State, dtype: DType) -> Any:
-    """The state of a line search at the end of the chain, if it keeps value and gradient.
+def _evaluation(tx: GradientTransformation, state: State, dtype: DType) -> Evaluation | None:
+    """The loss and its gradient of a line search at the end of the chain, if it keeps both.
 
     Only the last link counts: any link after it would have moved the point.
     """
-    while not tx.traits.searches:
-        links = tx.expansion.traits.links  # also where a hyperparameter is a schedule
+    while (searches := tx.facet(Searches)) is None:
+        links = tx.expansion.facet(Links)  # also where a hyperparameter is a schedule
         if links is None or not links.each or isinstance(state, ScheduledState):
             return None
         tx, state = links.each[-1], links.states(state)[-1]
-    if isinstance(state, ScheduledState) or state.grad is None:
+    if isinstance(state, ScheduledState):
         return None
-    return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
+    after = searches.evaluation(state)
+    wide = jnp.promote_types(after.value.dtype, dtype) == after.value.dtype
+    return after if wide and after.grad is not None else None
 
 
 def _known(

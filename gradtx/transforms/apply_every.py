@@ -10,13 +10,13 @@ from gradtx.core.pair import GradientTransformation, GradientTransformationExtra
 from gradtx.leaves.paths import is_leaf
 from gradtx.numerics import cast, increment, widen
 from gradtx.transforms.accumulators import fitting, map_accumulated, zeros
-from gradtx.types import Array, Params, Slots, State, Updates
+from gradtx.types import Array, Params, Slots, State, Updates, WindowCounter
 
 
 class ApplyEvery(NamedTuple):
     """count: i32[], steps in this window; grad_acc: like the parameters."""
 
-    count: Any
+    count: WindowCounter
     grad_acc: Slots
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count, Fraction, Limit, NonNegative, Positive
+from gradtx.composition.searches import Searches
 from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -162,7 +163,7 @@ def scale_by_backtracking_linesearch(
         )
         return line.step(rate), in_types_of(new, state)
 
-    return GradientTransformationExtraArgs(init, update, searches=True)
+    return GradientTransformationExtraArgs(init, update, facets=(Searches(),))
 
 
 def _print(final: _Backtracking, slope: Array) -> None:

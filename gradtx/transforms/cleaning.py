@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx.composition.nearest import EndsElsewhere
 from gradtx.core.pair import (
     GradientTransformation,
     transformation,
@@ -60,4 +61,5 @@ def centralize() -> GradientTransformation:
             return g, {}
         return g - jnp.mean(g, axis=tuple(range(1, g.ndim)), keepdims=True), {}
 
-    return rowwise(EmptyState, None, rule)
+    ends = EndsElsewhere("moves no mean: write the loss as a function of what moves")
+    return rowwise(EmptyState, None, rule).with_facets(ends)

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 
 from gradtx.checks import Limit
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.scalings import Scaling
+from gradtx.composition.views import TakesNorm
 from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -140,7 +142,7 @@ def clip_by_global_norm(max_norm: Limit, *, two_pass: bool = False) -> GradientT
         power, factor = in_two(s.factor)
         return factor * (power * g), {}
 
-    lifted = elementwise(EmptyState, None, rule, of_tree=of_tree)
+    lifted = elementwise(EmptyState, None, rule, of_tree=of_tree).with_facets(Scaling("norm"))
     if not two_pass:
         return lifted._replace(takes_vectors=True)
 
@@ -153,7 +155,7 @@ def clip_by_global_norm(max_norm: Limit, *, two_pass: bool = False) -> GradientT
         length = grad_norm if isinstance(grad_norm, Norm) else Norm.of(grad_norm)
         return _shortened(updates, length, max_norm), state
 
-    return around(lifted, None, run, inner=(), takes_norm="update")
+    return around(lifted, None, run, inner=(), facets=(Scaling("norm"), TakesNorm("update")))
 
 
 def _shortened(updates: Updates, length: Norm, max_norm: Any) -> Updates:
@@ -209,4 +211,4 @@ def clip_by_last_norm(max_norm: Limit) -> GradientTransformation:
         now = _shortened(updates, Norm.of(state.norm), max_norm)  # 0 is not above any limit
         return now, LastNormState(cast(length, state.norm.dtype))
 
-    return GradientTransformationExtraArgs(init, update, takes_norm="state")
+    return GradientTransformationExtraArgs(init, update, facets=(TakesNorm("state"),))

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.composition.nearest import Nearest
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import map_present
@@ -33,4 +34,4 @@ def keep_params_nonnegative() -> GradientTransformation:
         del rate
         return map_present(jax.nn.relu, params)
 
-    return elementwise(EmptyState, None, rule)._replace(nearest=nearest)
+    return elementwise(EmptyState, None, rule).with_facets(Nearest(nearest, by_entry=True))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import masked
+from gradtx.core.expansion import Clock
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import Where
@@ -87,12 +88,12 @@ def _add_decayed_weights(weight_decay: NonNegative) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         return decayed(g, weight_decay, p), {}
 
-    return elementwise(EmptyState, None, rule)._replace(clock=WeightDecaySchedule)
+    return elementwise(EmptyState, None, rule).with_facets(Clock(WeightDecaySchedule))
 
 
 @transformation
 def _decayed_elsewhere(weight_decay: NonNegative) -> GradientTransformation:
-    return identity().expansion._replace(clock=WeightDecaySchedule)
+    return identity().expansion.with_facets(Clock(WeightDecaySchedule))
 
 
 def decayed_elsewhere(weight_decay: Any, mask: Where | None = None) -> GradientTransformation:
@@ -142,4 +143,4 @@ def _cautiously_decayed(weight_decay: NonNegative) -> GradientTransformation:
         towards = (jnp.conj(g) * p).real >= 0
         return g + jnp.where(towards, weight_decay, 0) * p, {}
 
-    return elementwise(EmptyState, None, rule)._replace(clock=WeightDecaySchedule)
+    return elementwise(EmptyState, None, rule).with_facets(Clock(WeightDecaySchedule))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from gradtx import numerics
 from gradtx.checks import Decay, Fraction
+from gradtx.composition.scalings import Scaling
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
@@ -78,7 +79,8 @@ def trace(
             m = g + decay * s.trace
             return (g + decay * m if nesterov else m), {"trace": m}
 
-        return elementwise(TraceState, slots, rule, zero_gradient=zero_gradient)
+        lifted = elementwise(TraceState, slots, rule, zero_gradient=zero_gradient)
+        return lifted.with_facets(Scaling("past"))
 
     if nesterov:
         raise ValueError("trace: nesterov has no dampening")
@@ -87,7 +89,8 @@ def trace(
         m = g * jnp.where(t.number == 1, 1, 1 - dampening) + decay * s.trace
         return m, {"trace": m}
 
-    return elementwise(TraceWithCountState, slots, dampened, zero_gradient=zero_gradient)
+    lifted = elementwise(TraceWithCountState, slots, dampened, zero_gradient=zero_gradient)
+    return lifted.with_facets(Scaling("past"))
 
 
 class EmaState(NamedTuple):

@@ -12,7 +12,7 @@ from gradtx.core.pair import (
     transformation,
 )
 from gradtx.numerics import increment, infinity, widen
-from gradtx.types import Array, Params, State, UpdateFactor, Updates
+from gradtx.types import Array, Params, State, UpdateFactor, Updates, WindowCounter
 
 _Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]
 
@@ -27,7 +27,7 @@ class ReduceLROnPlateauState(NamedTuple):
     best_value: Any
     plateau_count: Any
     cooldown_count: Any
-    count: Any
+    count: WindowCounter
     avg_value: Any
 
 

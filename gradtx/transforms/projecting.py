@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx import projections
 from gradtx.checks import check_constant, check_function
-from gradtx.composition.nearest import OF_ENTRIES
+from gradtx.composition.nearest import Nearest
 from gradtx.composition.without_state import without_state
 from gradtx.core.pair import (
     GradientTransformation,
@@ -28,6 +28,9 @@ from gradtx.leaves.paths import (
 from gradtx.leaves.rows import is_rows, take_rows
 from gradtx.numerics import widen
 from gradtx.types import Array, Params, PyTree, Updates
+
+# The projections that treat each entry by itself.
+_OF_ENTRIES = ("box", "hypercube", "linf_ball", "non_negative")
 
 
 @transformation
@@ -107,7 +110,12 @@ def project(
         inside = _leaves_like(function(seen), [p for _, p in keyed], treedef)
         return merge(treedef.unflatten(inside), params)
 
-    return without_state(into_the_set, check=lambda params: select(params, where), nearest=nearest)
+    by_entry = isinstance(projection, str) and projection in _OF_ENTRIES
+    return without_state(
+        into_the_set,
+        check=lambda params: select(params, where),
+        facets=(Nearest(nearest, where, by_entry=by_entry),),
+    )
 
 
 def named_projection(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -123,7 +131,7 @@ def named_projection(projection: str | Callable[..., PyTree]) -> Callable[..., P
 
 
 def _treats_rows_alone(projection: Any, arguments: dict[str, Any], ndim: int) -> bool:
-    if projection in OF_ENTRIES:
+    if projection in _OF_ENTRIES:
         return all(jnp.ndim(bound) == 0 for bound in jax.tree.leaves(arguments))
     norms = ("max_norm", "min_max_norm", "unit_norm")
     if projection in (*norms, "l1_ball", "l1_sphere", "simplex", "sparse_simplex"):

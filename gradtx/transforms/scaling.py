@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import LearningRate, Number
+from gradtx.composition.scalings import Scaling
+from gradtx.core.expansion import Clock
 from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -46,7 +48,7 @@ def scale(step_size: Number) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any) -> Any:
         return g * step_size, {}
 
-    return elementwise(EmptyState, None, rule)
+    return elementwise(EmptyState, None, rule).with_facets(Scaling("step"))
 
 
 @transformation(native_schedules=True, update_size="proportional")
@@ -75,7 +77,7 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
         updates, _ = scale(jnp.asarray(step_size_fn(state.count))).update(updates, EmptyState())
         return updates, ScaleByScheduleState(increment(state.count))
 
-    return GradientTransformationExtraArgs(init, update)
+    return GradientTransformationExtraArgs(init, update, facets=(Scaling("step"),))
 
 
 @transformation(update_size="proportional")
@@ -101,7 +103,9 @@ def scale_by_learning_rate(
     def rule(g: Array, s: Any, t: Any) -> Any:
         return g * signed, {}
 
-    return elementwise(EmptyState, None, rule)._replace(clock=ScaleByScheduleState)
+    return elementwise(EmptyState, None, rule).with_facets(
+        Clock(ScaleByScheduleState), Scaling("step")
+    )
 
 
 def scale_gradient(inputs: PyTree, scale: Any) -> PyTree:

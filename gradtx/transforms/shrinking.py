@@ -3,6 +3,7 @@
 from typing import Any
 
 from gradtx.checks import NonNegative
+from gradtx.composition.nearest import Penalty
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import shrink
@@ -40,4 +41,4 @@ def shrink_params(l1: NonNegative = 0.0, l2: NonNegative = 0.0) -> GradientTrans
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         return shrink(p + g, l1, l2) - p, {}
 
-    return elementwise(EmptyState, None, rule)
+    return elementwise(EmptyState, None, rule).with_facets(Penalty({"l1": l1, "l2": l2}))

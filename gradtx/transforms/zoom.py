@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Limit, NonNegative, Positive, PositiveCount
+from gradtx.composition.searches import Searches
 from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -255,4 +256,4 @@ def scale_by_zoom_linesearch(
         )
         return line.step(final.best.rate), in_types_of(new, state)
 
-    return GradientTransformationExtraArgs(init, update, searches=True)
+    return GradientTransformationExtraArgs(init, update, facets=(Searches(),))

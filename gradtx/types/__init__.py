@@ -1,6 +1,7 @@
 """The names that signatures and state classes share."""
 
 import functools
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import (
@@ -22,7 +23,7 @@ Array: TypeAlias = jax.Array
 DTYPE, WHERE, DIMENSIONS, SCHEDULE = "dtype", "where", "dimension numbers", "schedule"
 SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
 NONNEGATIVE, INNER, MASKED = "nonnegative", "inner state", "masked"
-FACTOR = "factor"
+FACTOR, WINDOW = "factor", "window"
 
 if TYPE_CHECKING:
     # `Any` within gradtx; to callers, what that module says.
@@ -86,6 +87,8 @@ Key: TypeAlias = Annotated[Array, KEY]
 UpdateFactor: TypeAlias = Annotated[Any, FACTOR]
 """Marks a number by which a link multiplies the updates, and with them the learning rate."""
 
+WindowCounter: TypeAlias = Annotated[Any, WINDOW]
+"""Marks a count of steps that starts again with each window of steps."""
 
 InnerState: TypeAlias = Annotated[State, INNER]
 """Marks the state of the transformation that a wrapper wraps: slots in it keep their names."""
@@ -112,8 +115,12 @@ def _marks(cls: Any) -> dict[str, tuple[Any, ...]]:
     return {n: getattr(hints.get(n), "__metadata__", (None,)) for n in cls._fields}
 
 
-# The `count` of these states, gradtx's or Optax's, starts again with each window.
-_WINDOWS = ("ApplyEvery", "ReduceLROnPlateauState")
+@functools.cache
+def _counts_windows(cls: Any) -> bool:
+    """Whether the count of a state class starts again with each window."""
+    if cls.__module__.partition(".")[0] == "optax":  # whose classes have the names of gradtx's
+        cls = getattr(sys.modules["gradtx"], cls.__name__, cls)
+    return hasattr(cls, "_fields") and any(WINDOW in marks for marks in _marks(cls).values())
 
 
 @functools.cache
@@ -131,7 +138,7 @@ def counters(cls: Any, names: tuple[str, ...] = ("count",)) -> tuple[str, ...]:
     Those whose annotation says so; in a class without such annotations, as Optax's are, those of
     the given names.
     """
-    if cls.__name__ in _WINDOWS:
+    if _counts_windows(cls):
         return ()
     return tuple(fields_of(cls, COUNTER) or (n for n in getattr(cls, "_fields", ()) if n in names))
 

@@ -28,7 +28,7 @@ from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
 from gradtx.numerics.control import inside, loop_once_if
 from gradtx.programs.tracing import vary, varying_axes
-from gradtx.training.loss_scale import divides
+from gradtx.training.loss_scale import if_divides
 from gradtx.transforms.accumulators import (
     accumulators,
     fitting,
@@ -277,7 +277,7 @@ def accumulating(inner: GradientTransformation, window: MicroBatches) -> Gradien
         lambda params: window.init(params, tx.init(params)),
         decide,
         takes_vectors=True,
-        scales_loss=divides(tx),
+        facets=if_divides(tx),
     )
 
 

@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.views import SameGradients
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import leaves_with_path, path_string
 from gradtx.numerics import cast, unit, widen
-from gradtx.training.loss_scale import divides
+from gradtx.training.loss_scale import if_divides
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
 
@@ -111,5 +112,5 @@ def compensated(
         moves, lost = each_leaf(rule, wide, params, state.residual, updates)
         return moves, CompensatedState(inner_state, lost)
 
-    pair = around(tx, init, run, scales_loss=divides(tx))
+    pair = around(tx, init, run, facets=(SameGradients(), *if_divides(tx)))
     return pair._replace(step=whole_step(pair.update))

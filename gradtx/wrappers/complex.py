@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.views import OnPart
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.leaves.paths import is_leaf
 from gradtx.leaves.rows import is_rows
@@ -96,4 +97,4 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
     def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
         return from_real_pairs(function(real_pairs(tree)))
 
-    return around(tx, init, run, on_part=on_part)
+    return around(tx, init, run, facets=(OnPart(on_part),))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.views import OnPart
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.tree.vectors import Vectors
 from gradtx.types import Params, PyTree, State, Updates
@@ -46,4 +47,4 @@ def flatten(inner: GradientTransformation) -> GradientTransformation:
         layout = Vectors(tree)
         return layout.unpack(function(layout.pack(tree)), tree)
 
-    return around(tx, init, run, on_part=on_part)
+    return around(tx, init, run, facets=(OnPart(on_part),))

@@ -14,7 +14,7 @@ from gradtx.core.pair import (
 )
 from gradtx.numerics import cast, increment
 from gradtx.numerics.control import inside
-from gradtx.training.loss_scale import unscaled
+from gradtx.training.loss_scale import ScalesLoss, unscaled
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, InnerState, Params, State, Updates
 
@@ -106,7 +106,7 @@ def dynamic_loss_scale(
             gradients=lambda turn: unscaled(inside(updates, turn), state.loss_scale),
         )
 
-    return gate(init, decide, anyway=reads_entries(tx), scales_loss=True)
+    return gate(init, decide, anyway=reads_entries(tx), facets=(ScalesLoss(),))
 
 
 def loss_scale(state: State) -> Array:

@@ -12,7 +12,7 @@ from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, merge
 from gradtx.numerics import cast, is_narrow, widen
-from gradtx.training.loss_scale import divides
+from gradtx.training.loss_scale import if_divides
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
 
@@ -86,5 +86,5 @@ def master_weights(inner: GradientTransformation) -> GradientTransformation:
         moves, master = each_leaf(rule, wide, params, state.master, updates)
         return moves, MasterWeightsState(inner_state, master)
 
-    pair = around(tx, init, run, scales_loss=divides(tx))
+    pair = around(tx, init, run, facets=if_divides(tx))
     return pair._replace(step=whole_step(pair.update))

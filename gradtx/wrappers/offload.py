@@ -7,15 +7,16 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegativeInt
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.views import SameGradients
 from gradtx.core.pair import (
     GradientTransformation,
     transformation,
     with_extra_args_support,
 )
-from gradtx.leaves.memory import is_all_near
+from gradtx.leaves.memory import OnHost, is_all_near
 from gradtx.leaves.shardings import committed
 from gradtx.programs.tracing import is_tracer
-from gradtx.training.loss_scale import divides
+from gradtx.training.loss_scale import if_divides
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 HOST = "pinned_host"
@@ -85,7 +86,7 @@ def offload(
         result, new = inner_step(updates, moved(state.inner_state, "device"), params)
         return result, OffloadState(moved(new, HOST))
 
-    return around(tx, init, run, step=tx.step, scales_loss=divides(tx))
+    return around(tx, init, run, step=tx.step, facets=(OnHost(), SameGradients(), *if_divides(tx)))
 
 
 def _moved(x: Any, to: str, strict: bool) -> PyTree:

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from gradtx import projections, tree
 from gradtx.checks import check_constant, check_function
 from gradtx.composition.around import InnerStep, around
-from gradtx.composition.scalings import beyond_scalings, name_of
+from gradtx.composition.nearest import Nearest
+from gradtx.composition.scalings import Scaling, beyond_scalings
+from gradtx.core.explanations import name_of
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
@@ -107,7 +109,7 @@ def proximal(
     """
     tx = with_extra_args_support(inner)
     for part in beyond_scalings(tx):
-        raise ValueError(_no_rate(name_of(part)))
+        raise ValueError(_no_rate(part))
     if isinstance(penalty, str):
         check_constant("proximal", arguments or {})
     function = functools.partial(_map(penalty), **(arguments or {}))
@@ -166,11 +168,12 @@ def proximal(
         return ProximalState(tx.init(params), previous, jnp.ones([], jnp.float32))
 
     start, run = (init, extrapolated) if accelerated else (None, plain)
-    return around(tx, start, run, nearest=mapped)
+    return around(tx, start, run, facets=(Nearest(mapped, where, at_own_rate=True),))
 
 
-def _no_rate(name: str) -> str:
-    momentum = name == "trace"
+def _no_rate(tx: GradientTransformation) -> str:
+    scaling = tx.facet(Scaling)
+    momentum = scaling is not None and scaling.by == "past"
     reason = (
         "its steps are those of a sum of gradients, and the penalty's share would be another: "
         "pass accelerated=True for momentum"
@@ -179,7 +182,8 @@ def _no_rate(name: str) -> str:
         "schedule, or add a smooth penalty to the loss"
     )
     return (
-        f"proximal: {name} does not multiply the gradient by one number at each step, and {reason}"
+        f"proximal: {name_of(tx)} does not multiply the gradient by one number at each step, and "
+        f"{reason}"
     )
 
 

@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from gradtx.checks import check_patterns
 from gradtx.composition.around import InnerStep, around
-from gradtx.composition.roles import Role
+from gradtx.composition.roles import Role, RolesOfLeaves
+from gradtx.composition.views import OnPart
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.lift import refused_rows
 from gradtx.inspection.description import roles_in
@@ -302,4 +303,4 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
         layout = _Parted.found(splits, tree)
         return layout.joined(function(layout.apart(tree)), tree)
 
-    return around(tx, init, run, step=tx.step, on_part=on_part, roles=roles)
+    return around(tx, init, run, step=tx.step, facets=(OnPart(on_part), RolesOfLeaves(roles)))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegativeInt, check_patterns
+from gradtx.composition.views import SameGradients
 from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -160,11 +161,9 @@ def store(
         return in_kernels(run, updates, state, params, extra_args, whole=False)
 
     step = tx.step if kernel or tx.step is None else without_kernels(tx.step)
-    return GradientTransformationExtraArgs(
-        init,
-        update,
-        **tx.traits.passed_on()._replace(step=step, parts=(tx,), takes_vectors=True)._asdict(),
-    )
+    record = tx.traits.passed_on()._replace(step=step, parts=(tx,), takes_vectors=True)
+    fields = {**record._asdict(), "facets": (*record.facets, SameGradients())}
+    return GradientTransformationExtraArgs(init, update, **fields)
 
 
 def in_storage_of(tx: GradientTransformation, params: Params, state: State) -> State:

@@ -13,6 +13,7 @@ from gradtx.composition.multipliers import (
     Growth,
     HeadForm,
     Multipliers,
+    MultipliersByPath,
     Shapes,
     abstract,
     growths,
@@ -176,7 +177,7 @@ def transfer(
     leaves = _leaves(grown, params, optimizer, size, numbers, head)
     transferred = _transferred(inner, leaves, numbers, rule)
     said = {path: leaf.said for path, leaf in leaves.items()}
-    return transferred._replace(multipliers=said)
+    return transferred.with_facets(MultipliersByPath(said))
 
 
 def _declared(tx: GradientTransformation) -> list[GradientTransformation]:

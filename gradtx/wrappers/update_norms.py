@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.composition.apply import apply_updates
-from gradtx.composition.gate import Case, in_cases, reads_entries
+from gradtx.composition.gate import Case, Cases, in_cases, reads_entries
 from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.leaves.paths import aligned, leaves_with_path, map_present
 from gradtx.leaves.rows import is_rows, take_rows
@@ -84,18 +84,18 @@ def with_norms(
         moves = map_present(lambda n, p: widen(n) - widen(p), new, params)
         return new, MeasuredState(inner_state, *_squares(moves, params))
 
-    one_of = tx.traits.cases
+    inner_cases: Any = tx.facet(Cases)
 
     def cases(state: State) -> list[Case]:
         return [
             case._replace(tx=with_norms(case.tx, norm, factor))
-            for case in one_of(state.inner_state)
+            for case in inner_cases.of(state.inner_state)
         ]
 
     return GradientTransformationExtraArgs(
         lambda params: MeasuredState(tx.init(params), jnp.zeros([]), jnp.zeros([])),
         update,
-        step if one_of is None else in_cases(cases),
+        step if inner_cases is None else in_cases(cases),
     )
 
 

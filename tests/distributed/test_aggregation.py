@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import gradtx
+from gradtx.core.communication import Communication
 from gradtx.programs.tracing import vary
 from gradtx.sharding.axes import axes_of, keeps_account
 from tests import test_contracts as contracts
@@ -208,7 +209,7 @@ def test_what_reduces_gradients_says_over_which_axes():
         gradtx.diloco(gradtx.sgd(0.1), outer, 2, "x"): (),  # which sends parameters
     }
     for tx, axes in pairs.items():
-        assert tx.traits.communication.reduces == axes
+        assert tx.facet(Communication).reduces == axes
     params = {"a": jnp.zeros((2, 3), jnp.bfloat16), "b": jnp.zeros(4)}  # both sent in float32
     assert gradtx.describe(gradtx.aggregate("x"), params).message_bytes == 4 * (6 + 4)
 

@@ -12,6 +12,7 @@ import pytest
 import scipy.fft
 
 import gradtx
+from gradtx.core.communication import Communication
 from tests.distributed.meshes import P, counted, mesh
 from tests.quick import quick
 
@@ -271,7 +272,7 @@ def test_bytes_are_stated(name):
     description = gradtx.describe(tx, {**zeros(), "none": jnp.zeros((0, 3))})
     assert description.message_bytes == STATED[name]
     assert f"{STATED[name]:,} bytes" in str(description)
-    assert FORMS[name]().traits.communication.gathers == (name in ("top_k", "chunked_top_k", "dct"))
+    assert FORMS[name]().facet(Communication).gathers == (name in ("top_k", "chunked_top_k", "dct"))
     plain = gradtx.chain(gradtx.aggregate("data"), gradtx.adam(1e-3))
     assert gradtx.describe(plain, zeros()).message_bytes == 4 * 608
 

@@ -11,7 +11,18 @@ import jax
 import pytest
 
 import gradtx
-from gradtx.names.earlier import MODULES, in_files
+from gradtx.composition.nearest import Nearest, nearest_in
+from gradtx.composition.searches import Searches
+from gradtx.composition.views import OnPart, TakesNorm
+from gradtx.core.communication import Communication
+from gradtx.core.expansion import Clock
+from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Links, Traits
+from gradtx.estimators.estimator import Estimator
+from gradtx.inspection.description import multipliers_in, roles_in
+from gradtx.names.earlier import MODULES, RECORD, in_files
+from gradtx.training.loss_scale import divides
+from tests.golden import make_records as records
 from tests.golden.make_pickles import pickled
 
 ROOT = pathlib.Path(gradtx.__file__).parents[1]
@@ -62,3 +73,77 @@ def test_pickles_of_earlier_modules_are_read_before_gradtx_is_imported():
         text=True,
     )
     assert done.stdout.split() == [*pickled()]
+
+
+READ = {
+    "step": lambda tx: tx.step,
+    "before_gradients": lambda tx: tx.before_gradients,
+    "parts": lambda tx: tx.parts,
+    "links": lambda tx: tx.facet(Links),
+    "on_part": lambda tx: tx.facet(OnPart).function,
+    "takes_vectors": lambda tx: tx.takes_vectors,
+    "clock": lambda tx: tx.facet(Clock).state,
+    "communication": lambda tx: tx.facet(Communication),
+    "multipliers": multipliers_in,
+    "nearest": nearest_in,
+    "roles": lambda tx: roles_in(tx, records.INNER),
+    "takes_norm": lambda tx: tx.facet(TakesNorm).use,
+    "inner": lambda tx: tx.traits.inner,
+    "searches": lambda tx: tx.facet(Searches) is not None,
+    "scales_loss": divides,
+    "estimator": lambda tx: tx.facet(Estimator),
+}
+
+
+def by_hand(**traits):
+    return GradientTransformation(records.init, records.update, **traits)
+
+
+def replaced(**traits):
+    return by_hand()._replace(**traits)
+
+
+def by_position(**traits):
+    empty = dict.fromkeys(RECORD) | {"takes_vectors": False, "inner": ()}
+    return by_hand(**Traits(*{**empty, **traits}.values())._asdict())
+
+
+def unpickled(**traits):
+    pairs = pickle.loads(records.PATH.read_bytes())
+    return pairs[next(iter(traits))] if len(traits) == 1 else pairs["all" if traits else "none"]
+
+
+def pickled_again(**traits):
+    return pickle.loads(pickle.dumps(unpickled(**traits)))
+
+
+WAYS = (by_hand, replaced, by_position, unpickled, pickled_again)
+always = pytest.mark.parametrize("way", WAYS)
+
+
+@always
+@pytest.mark.parametrize("name", READ)
+def test_a_record_of_nineteen_fields_says_the_same(way, name):
+    value = records.TRAITS[name]
+    want = value(None) if name == "roles" else value
+    alone, among_others = way(**{name: value}), way(**records.TRAITS)
+    assert READ[name](alone) == READ[name](among_others) == want
+    assert tuple(alone) == (records.init, records.update)
+    assert len(alone.traits.facets) <= 1
+
+
+@always
+def test_a_record_of_nineteen_fields_that_says_nothing(way):
+    assert way().traits == Traits()
+
+
+def test_an_earlier_name_takes_a_facet_back():
+    tx = by_hand(nearest=records.nearest, takes_norm="state", searches=True)
+    assert tx._replace(nearest=None, searches=False).traits.facets == (TakesNorm("state"),)
+    assert tx._replace(takes_norm="update").facet(TakesNorm).use == "update"
+    assert tx._replace(nearest=max).facet(Nearest) == Nearest(max)
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(TypeError, match="near"):
+        by_hand(near=records.nearest)

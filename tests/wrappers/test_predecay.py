@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.composition.searches import Searches
 from tests.catalogue import CATALOGUE, optimizers
 from tests.test_contracts import grads, params, take, value_fn
 
@@ -87,7 +88,7 @@ def test_every_optimizer_without_a_decay_or_its_mask_takes_this_one(name):
     extra = {"value": value_fn(p), "grad": g, "value_fn": value_fn}
     shrunk = {**p, "w": 0.75 * p["w"]}
     u, state = first.update(g, first.init(p), p, **extra)
-    if any(each.traits.searches for each in (tx, *tx.within)):
+    if tx.saying(Searches):
         # A search begins where the leaves have decayed to, with the loss and its gradient there.
         value, grad = jax.value_and_grad(value_fn)(shrunk)
         extra |= {"value": value, "grad": grad}
