@@ -306,15 +306,12 @@ def muon(
     True
     """
     decay = add_cautious_decayed_weights if cautious_decay else add_decayed_weights
+    positional = (ns_coeffs, ns_steps, beta, eps, mu_dtype)
 
     def matrices(numbers: Any) -> GradientTransformation:
         return chain(
             scale_by_muon(
-                ns_coeffs,
-                ns_steps,
-                beta,
-                eps,
-                mu_dtype,
+                *positional,
                 nesterov=nesterov,
                 bias_correction=bias_correction,
                 adaptive=adaptive,
