@@ -114,7 +114,7 @@ def _is_strong(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "weak_type", False)
 
 
-def _kept(value: Any, like: Any, exact: bool) -> Array:
+def _in_declared_type(value: Any, like: Any, exact: bool) -> Array:
     """A computed hyperparameter as the state keeps it.
 
     It gets the type of `like`, the array it was declared with, if that is narrower than float32.
@@ -142,6 +142,26 @@ def _says_otherwise(factory: Callable[..., Any], name: str, value: Any) -> bool:
     return callable(value) or size_of(hint) is not None or hint in (int, float, int | None)
 
 
+def _by_kind(
+    factory: Callable[..., Any], arguments: dict[str, Any], static_args: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The arguments that are schedules, those that are numbers, and the others."""
+    schedules: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in arguments.items():
+        static = name in static_args or _says_otherwise(factory, name, value)
+        if static or isinstance(value, bool | np.bool_):
+            others[name] = value
+        elif callable(value) and not isinstance(value, GradientTransformation):
+            schedules[name] = value if _is_stateful(value) else WrappedSchedule(as_schedule(value))
+        elif isinstance(value, int | float | jax.Array | np.ndarray | np.number):
+            numbers[name] = value
+        else:
+            others[name] = value
+    return schedules, numbers, others
+
+
 @transformation
 def injected(
     inner_factory: Callable[..., GradientTransformation],
@@ -149,7 +169,7 @@ def injected(
     static_args: tuple[str, ...] = (),
     hyperparam_dtype: DType | None = None,
 ) -> GradientTransformation:
-    """The declared form of what :func:`inject_hyperparams` builds.
+    """The declared form of the transformation that :func:`inject_hyperparams` builds.
 
     Args:
         inner_factory: the function that builds the transformation.
@@ -163,19 +183,7 @@ def injected(
     >>> injected(gradtx.sgd, {"learning_rate": 0.1}).init(0.0).hyperparams
     {'learning_rate': Array(0.1, dtype=float32)}
     """
-    schedules: dict[str, Any] = {}
-    numbers: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in arguments.items():
-        static = name in static_args or _says_otherwise(inner_factory, name, value)
-        if static or isinstance(value, bool | np.bool_):
-            others[name] = value
-        elif callable(value) and not isinstance(value, GradientTransformation):
-            schedules[name] = value if _is_stateful(value) else WrappedSchedule(as_schedule(value))
-        elif isinstance(value, int | float | jax.Array | np.ndarray | np.number):
-            numbers[name] = value
-        else:
-            others[name] = value
+    schedules, numbers, others = _by_kind(inner_factory, arguments, static_args)
     if not schedules:
         _call(inner_factory, arguments)  # so that its errors are raised here
     exact = hyperparam_dtype is not None
@@ -191,7 +199,8 @@ def injected(
             name: _number(s(states[name]), dtype, exact) for name, s in schedules.items()
         }
         hyperparams = {
-            n: _kept(v, numbers[n], exact) if n in numbers else v for n, v in values.items()
+            n: _in_declared_type(v, numbers[n], exact) if n in numbers else v
+            for n, v in values.items()
         }
         return InjectStatefulHyperparamsState(
             jnp.zeros([], jnp.int32), hyperparams, states, built(values).init(params)
@@ -213,7 +222,8 @@ def injected(
         updates, inner = built(values).update(updates, state.inner_state, params, **extra_args)
         old_hyperparams = state.hyperparams
         hyperparams = {
-            n: _kept(v, old_hyperparams[n], exact) if n in numbers else v for n, v in values.items()
+            n: _in_declared_type(v, old_hyperparams[n], exact) if n in numbers else v
+            for n, v in values.items()
         }
         return updates, InjectStatefulHyperparamsState(
             increment(state.count), hyperparams, states, inner
@@ -297,7 +307,7 @@ def inject_stateful_hyperparams(
     Kept for code written for Optax; :func:`inject_hyperparams` is preferred.
 
     Args:
-        inner_factory: what builds the transformation; all arguments are as in that function.
+        inner_factory: the builder of the transformation; all arguments are as in that function.
         static_args: the names of the arguments that stay as they are.
         hyperparam_dtype: the type in which the others are kept.
 
