@@ -56,7 +56,7 @@ def factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[in
 def factored_shapes(
     shape: tuple[int, ...], dims: tuple[int, int] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the row means, the column means and the squares: (1,) for what is not kept."""
+    """The shapes of the row means, the column means and the squares: (1,) for an unused slot."""
     if dims is None:
         return (1,), (1,), shape
     d1, d0 = dims

@@ -81,8 +81,8 @@ def scale_by_adamp(
         \end{cases}
 
     with Adam's bias-corrected moments, where :math:`\Pi(d) = d - \theta\,
-    \langle\theta, d\rangle / \lVert\theta\rVert^2` is what remains of `d` beside the leaf, of `n`
-    entries, and :math:`\Pi_c` the same for each output channel `c` by itself, of :math:`n_c`
+    \langle\theta, d\rangle / \lVert\theta\rVert^2` is the part of `d` orthogonal to the leaf, of
+    `n` entries, and :math:`\Pi_c` the same for each output channel `c` by itself, of :math:`n_c`
     entries. Where a normalization follows a weight, its gradient is orthogonal to it, and a step
     along it only makes it longer, and later steps shorter. Leaves of fewer than two dimensions take
     Adam's direction.

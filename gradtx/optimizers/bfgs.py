@@ -24,7 +24,7 @@ Weights = Callable[[Array, Array, int], tuple[Array, Array]]
 class ScaleByBFGSState(NamedTuple):
     r"""The inverse Hessian as approximated from all steps, and the last step.
 
-    count: i32[]; params, updates: those of the previous step; directions: what that step returned,
+    count: i32[]; params, updates: those of the previous step; directions: those of that step,
     in at least float32; inverse: `H`, a matrix with a row for each entry of the parameters (two for
     a complex one), in at least float32; is_initial: bool[], whether no pair has changed it yet.
     """

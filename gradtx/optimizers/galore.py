@@ -298,7 +298,7 @@ def galore(
 
     A matrix with more rows than columns, or as many, is projected from the right; so the shorter
     side is, as in the paper and by default in the authors' code. Optax projects the longer one:
-    ``proj_type="reverse_std"`` does what it does. Leaves that are not projected take the same steps
+    ``proj_type="reverse_std"`` does as it does. Leaves that are not projected take the same steps
     with :math:`\alpha = 1` and :math:`P = I`. Here :math:`\beta_1 = 0.9`,
     :math:`\beta_2 = 0.999` and :math:`\epsilon = 10^{-8}`; another `base_optimizer` takes the
     place of this Adam.

@@ -121,8 +121,8 @@ def scale_by_backtracking_linesearch(
             :func:`value_and_grad_from_state`. :func:`solve` then evaluates no point twice.
         verbose: print a line when a search fails.
 
-    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`. Of the other
-    extra arguments, those that `value_fn` names are passed on to it.
+    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`, and passes on
+    to `value_fn` those of the others that it names.
 
     State: `ScaleByBacktrackingLinesearchState`, value and rate in at least float32. As in Optax,
     the value and the error are infinite before the first step, so under ``jax_debug_infs`` call
@@ -170,7 +170,7 @@ def scale_by_backtracking_linesearch(
         grad = None
         if store_grad:
             grad = jax.tree.map(lambda n, o: jnp.where(failed, o, n), final.grad, line.grad)
-            grad = line.kept(grad, state.grad)
+            grad = line.stored(grad, state.grad)
         new = ScaleByBacktrackingLinesearchState(
             rate,
             jnp.where(failed, line.value, final.value),

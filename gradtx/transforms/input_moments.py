@@ -1,4 +1,4 @@
-"""Gradients times the inverse second moment of what goes into their layers: Newton-Muon."""
+"""Gradients times the inverse second moment of the inputs of their layers: Newton-Muon."""
 
 import math
 from collections.abc import Mapping
@@ -104,8 +104,8 @@ def scale_by_input_moments(
             that is not longer is one block.
         weight_dimension_numbers: as in :func:`scale_by_muon`; the rows are the inputs.
 
-    ``update`` takes the moments as the extra argument ``input_moments``: a dict of what the
-    function :func:`input_moments` returns, by the path pattern of the matrices with these inputs,
+    ``update`` takes the moments as the extra argument ``input_moments``: a dict of results of
+    the function :func:`input_moments`, by the path pattern of the matrices with these inputs,
     ``{"*/attention/qkv": ...}``; ``(layers, d, d)`` for stacked layers. They are read at every
     `T`-th step, counted from 1, and need not be measured at the others. A matrix without moments,
     or with None for them, keeps its `P`. On several devices, average the moments first; under

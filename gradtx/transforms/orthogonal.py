@@ -269,7 +269,7 @@ def orthogonalized(
         x: a batch of matrices.
         coeffs: a row of coefficients, or one for each iteration; pairs have no `c`.
         steps: iterations if there is one row.
-        how: the preconditioning, by which the first iterate is divided.
+        how: the preconditioning, which divides the first iterate.
         eps: added to that divisor.
         dtype: the type of the operands of products and of `X` between iterations. Products are
             summed, and `A` and `Q` kept, in the type of `x`.

@@ -18,7 +18,7 @@ _Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]
 
 
 class ReduceLROnPlateauState(NamedTuple):
-    """The current scale and what it depends on.
+    """The current scale, and the numbers on which it depends.
 
     scale, best_value, avg_value: f32[]; plateau_count, cooldown_count, count: i32[].
     """

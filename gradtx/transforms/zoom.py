@@ -224,7 +224,7 @@ def scale_by_zoom_linesearch(
         approx_dec_rtol: :math:`c_3 \ge 0`, or None not to use the approximate condition.
         stepsize_precision: an interval shorter than this is not searched further, if a lower loss
             was found; relative to its upper end where that is below 1 (Optax's is absolute).
-        initial_guess_strategy: what to try first: ``"one"``, or ``"keep"`` for the last rate.
+        initial_guess_strategy: the first trial: ``"one"``, or ``"keep"`` for the last rate.
         verbose: print a line when a search fails.
         lower: a bound on the parameters, which must be within their bounds already: a number, an
             array, or a tree of these like the parameters or a prefix of one; None for no bound,
@@ -294,7 +294,7 @@ def scale_by_zoom_linesearch(
         new = ScaleByZoomLinesearchState(
             final.best.rate,
             final.best.value,
-            line.kept(final.grad, state.grad),
+            line.stored(final.grad, state.grad),
             ZoomLinesearchInfo(final.count, *final.errors),
         )
         return line.step(final.best.rate), in_types_of(new, state)

@@ -241,7 +241,7 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: DType | None = None,
 ) -> Callable[..., GradientTransformation]:
-    """Put the numeric hyperparameters of a builder into the state of what it builds.
+    """Put the numeric hyperparameters of a builder into the state of its transformation.
 
     Kept for code written for Optax; every hyperparameter for which it makes sense takes a schedule
     or a `jax.Array` by itself, and :func:`replace` gives it another value.
@@ -259,9 +259,9 @@ def inject_hyperparams(
     Returns:
         A builder with the arguments of `inner_factory`, each of which may be a schedule:
         ``count -> value``, or an object with ``init()``, ``update(state, **extra_args)`` and
-        ``__call__(state, **extra_args)``. What it builds has an `InjectStatefulHyperparamsState`,
-        in which ``state.hyperparams["learning_rate"]`` may be read and, if it is not scheduled,
-        replaced, without recompiling.
+        ``__call__(state, **extra_args)``. The state of the transformation is an
+        `InjectStatefulHyperparamsState`, in which ``state.hyperparams["learning_rate"]`` may be
+        read and, if it is not scheduled, replaced, without recompiling.
 
     A hyperparameter in a state is traced: 1 - 0.999 taken in float32 is wrong by 1e-5, and
     1 - 0.9 by 2e-7. In a run that is chaotic that grows as any rounding does; with

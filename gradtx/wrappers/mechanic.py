@@ -129,7 +129,7 @@ def mechanize(
         h = product(factor, updates, params, x0, Step(state.count, factor.dtype))
         s, learned = tuned(state, h)
 
-        # The base optimizer runs last, when what it overwrites has been read: nothing is stored.
+        # The base optimizer runs last, when the arrays that it overwrites have been read.
         later = map_present(lambda g: delay(g, after=h, on="all"), updates)
         steps, base_state = inner_step(later, state.base_optimizer_state, params)
         moves = map_present(_moving(factor, jnp.sum(s), eps, h), steps, params, x0)

@@ -26,7 +26,7 @@ from gradtx.optimizers.sgd import sgd
 from gradtx.schedules.decay import linear_schedule
 from gradtx.schedules.piecewise import warmup_constant_schedule
 from gradtx.transforms.decay import add_decayed_weights
-from gradtx.transforms.momentum import kept_in
+from gradtx.transforms.momentum import slot_dtype
 from gradtx.transforms.primal_averaging import average_beyond
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, InnerState, Params, ParamsT, Slots, State, Updates
@@ -85,7 +85,7 @@ def _at(hyperparameter: Any, count: Any, dtype: DType) -> Array:
 
 def _first_iterate(state_dtype: DType | None, p: Any) -> Any:
     p = jnp.asarray(p)
-    dtype = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
+    dtype = compute_dtype(p.dtype) if state_dtype is None else slot_dtype(p, state_dtype)
     return own_copy(p, dtype)
 
 
