@@ -118,14 +118,14 @@ class _Options(NamedTuple):
         return u if threshold is None else u * shrink_factor(plain_rms(u), threshold)
 
 
-def _vector(g: Array, s: Any, t: Step, options: _Options) -> Any:
+def _unfactored(g: Array, s: Any, t: Step, options: _Options) -> Any:
     """A leaf that keeps the squares of all entries."""
     square, beta = abs_sq(g), options.decay(t)
     v = ema(square + options.epsilon, s.v, beta)
     return options.clipped(g * inverse_root(v)), {"v_row": s.v_row, "v_col": s.v_col, "v": v}
 
 
-def _formula(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -> Any:
+def _factored_formula(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -> Any:
     """A leaf that keeps their means over rows and columns."""
     d1, d0 = dims
     square, beta = abs_sq(g), options.decay(t)
@@ -135,7 +135,7 @@ def _formula(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options
     return options.clipped(g * by_row * by_col), {"v_row": row, "v_col": col, "v": s.v}
 
 
-def _plan(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -> Any:
+def _factored_plan(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -> Any:
     """Each mean computes the squares for itself; nothing of the size of the leaf is stored.
 
     The mean over rows is taken in one pass with the clip, which shrinks the factors of rows.
@@ -151,7 +151,7 @@ def _plan(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -
     return g * by_row * by_col, {"v_row": row, "v_col": col, "v": s.v}
 
 
-_matrix = planned(_formula, _plan)
+_factored = planned(_factored_formula, _factored_plan)
 
 
 @transformation
@@ -235,7 +235,7 @@ def scale_by_factored_rms(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         dims = options.dims(g.shape)
-        return _vector(g, s, t, options) if dims is None else _matrix(g, s, t, dims, options)
+        return _unfactored(g, s, t, options) if dims is None else _factored(g, s, t, dims, options)
 
     return leafwise(FactoredState, slots, rule)
 

@@ -63,24 +63,27 @@ class _Options(NamedTuple):
     clipping_threshold: Any
 
     def clipped(self, u: Array) -> Array:
+        r"""The scaled gradient, its root mean square clipped: :math:`\hat u`."""
         return u * shrink_factor(plain_rms(u), self.clipping_threshold)
 
-    # Infinite means would be divided by each other, at this step and all later ones.
     def second_moment(self, mean: Array, old: Array, g: Array) -> Array:
+        """The moving average of means of squares of the gradient."""
+        # Infinite means would be divided by each other, at this step and all later ones.
         return ema(bounded(mean, g.size) + self.eps, old, self.b2)
 
     def instability(self, mean: Array, old: Array, g: Array) -> Array:
+        """The moving average of means of the instability."""
         return ema(bounded(mean, g.size) + self.eps_residual, old, self.b3)
 
 
-def _vector(g: Array, s: Any, options: _Options) -> Any:
+def _unfactored(g: Array, s: Any, options: _Options) -> Any:
     """A leaf that keeps the squares of all entries."""
     v = ema(abs_sq(g) + options.eps, s.v, options.b2)
     mu = ema(options.clipped(g * inverse_root(v)), s.mu, options.b1)
     return mu, {"mu": mu, "v": v}
 
 
-def _formula(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
+def _factored_formula(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
     """A leaf that keeps their means over rows and columns."""
     v_row = options.second_moment(jnp.mean(abs_sq(g), -1), s.v_row, g)
     v_col = options.second_moment(jnp.mean(abs_sq(g), -2), s.v_col, g)
@@ -94,7 +97,7 @@ def _formula(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
     return mu * by_row * by_col, {"mu": mu, **new}
 
 
-def _plan(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
+def _factored_plan(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
     """Each mean computes the squares for itself; the clip shrinks the factors of rows.
 
     The momentum is written and the instability summed in one pass, where a kernel can.
@@ -118,7 +121,7 @@ def _plan(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
     return mu * by_row * by_col, {"mu": mu, **new}
 
 
-_matrix = planned(_formula, _plan)
+_factored = planned(_factored_formula, _factored_plan)
 
 
 @transformation
@@ -179,7 +182,7 @@ def scale_by_came(
 
     def rule(g: Array, s: Any, t: Any) -> Any:
         dims = factored_dims(g.shape, 1, last=True)
-        u, new = _vector(g, s, options) if dims is None else _matrix(g, s, dims, options)
+        u, new = _unfactored(g, s, options) if dims is None else _factored(g, s, dims, options)
         return u, {n: new.get(n, getattr(s, n)) for n in s.names()}
 
     return leafwise(ScaleByCameState, slots, rule)

@@ -150,6 +150,7 @@ def _projections(
 
 
 def _first_projector(p: Array, projection: _Projection | None) -> Array:
+    """Zeros, in the shape of the leaf's projector."""
     return jnp.zeros((0, 0) if projection is None else projection.shape, p.dtype)
 
 

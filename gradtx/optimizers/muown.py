@@ -155,6 +155,7 @@ def _lengths(x: Array) -> Array:
 
 
 def _lengths_of_weights(matrices: Matrices, p: Array) -> Array:
+    """The first sizes: the length of the weights of each output, not quite 0."""
     return jnp.maximum(_lengths(matrices.take(widen(p))), _LEAST)
 
 

@@ -135,6 +135,7 @@ def _identity_if(first: Any, old: Array) -> Array:
 
 
 def _eigenvectors(gram: Array) -> Array:
+    """The eigenvectors of each matrix, or the identity where the decomposition failed."""
     return finite_or(eigenbasis(gram), jnp.eye(gram.shape[-1], dtype=gram.dtype))
 
 

@@ -44,6 +44,7 @@ class _Options(NamedTuple):
 
 
 def _check_metric(value: Any) -> None:
+    """Raise ValueError unless there is a metric, and it is one number."""
     if value is None:
         raise ArgumentError("reduce_on_plateau needs the metric: call update(..., value=loss)")
     if jnp.ndim(value) != 0:

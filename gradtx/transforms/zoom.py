@@ -167,6 +167,7 @@ def _step(line: Line, options: _Options, largest: Any, search: _Search) -> _Sear
 
 
 def _print(final: _Search, slope: Array) -> None:
+    """Print that a search failed."""
     jax.debug.print(
         "scale_by_zoom_linesearch: no sufficient decrease after {n} evaluations; the slope was "
         "{slope}, and the rate chosen is {rate}",
@@ -177,6 +178,7 @@ def _print(final: _Search, slope: Array) -> None:
 
 
 def _init(params: Params) -> State:
+    """The state before the first search."""
     dtype = value_dtype(params)
     value, decrease, curvature = (infinity(dtype) for _ in range(3))
     return ScaleByZoomLinesearchState(

@@ -155,6 +155,7 @@ def mechanize(
 
 
 def _check_dense(updates: Updates) -> None:
+    """Raise TypeError if a gradient is `Rows`."""
     for path, g in leaves_with_path(updates)[0]:
         if is_rows(g):
             raise TypeError(

@@ -84,6 +84,7 @@ def _at(hyperparameter: Any, count: Any, dtype: DType) -> Array:
 
 
 def _first_iterate(state_dtype: DType | None, p: Any) -> Any:
+    """A copy of a parameter, in the type in which `z` is stored."""
     p = jnp.asarray(p)
     dtype = compute_dtype(p.dtype) if state_dtype is None else slot_dtype(p, state_dtype)
     return own_copy(p, dtype)
