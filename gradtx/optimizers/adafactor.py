@@ -56,7 +56,7 @@ def factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[in
 def factored_shapes(
     shape: tuple[int, ...], dims: tuple[int, int] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the row means, the column means and the squares: (1,) for what is not kept."""
+    """The shapes of the row means, the column means and the squares: (1,) for an unused slot."""
     if dims is None:
         return (1,), (1,), shape
     d1, d0 = dims
@@ -78,6 +78,80 @@ def clipped_factor(
     rows = root(jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True)) * by_row
     length = root(jnp.mean(jnp.square(rows)))
     return by_row * shrink_factor(length, threshold), length
+
+
+class _Options(NamedTuple):
+    """Hyperparameters of `scale_by_factored_rms`, and the equations that leaves share.
+
+    least: the smallest side of a factored matrix; None if nothing is factored.
+    """
+
+    least: int | None
+    factor_last_dims: bool
+    decay_rate: Any
+    decay_rate_fn: Callable[[Any, Any], Any] | None
+    step_offset: Any
+    epsilon: Any
+    clipping_threshold: Any
+
+    def dims(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """The dimensions over which means are taken; None for a leaf that is not factored."""
+        if self.least is None:
+            return None
+        return factored_dims(shape, self.least, self.factor_last_dims)
+
+    def decay(self, t: Step) -> Any:
+        r"""The decay of this step, :math:`\hat\beta_t`."""
+        if self.decay_rate_fn is not None:
+            return self.decay_rate_fn(t.number - 1 - self.step_offset, self.decay_rate)
+        return 1 - jnp.maximum(t.number - self.step_offset, 1) ** -self.decay_rate
+
+    def mean(self, square: Array, axis: int) -> Array:
+        """The mean of squares over rows or columns."""
+        # Infinite means would be divided by each other, at this step and all later ones. Added to
+        # the squares, epsilon would cost a copy of the leaf.
+        return bounded(jnp.mean(square, axis=axis), square.size) + self.epsilon
+
+    def clipped(self, u: Array) -> Array:
+        """The direction, its root mean square clipped."""
+        threshold = self.clipping_threshold
+        return u if threshold is None else u * shrink_factor(plain_rms(u), threshold)
+
+
+def _unfactored(g: Array, s: Any, t: Step, options: _Options) -> Any:
+    """A leaf that keeps the squares of all entries."""
+    square, beta = abs_sq(g), options.decay(t)
+    v = ema(square + options.epsilon, s.v, beta)
+    return options.clipped(g * inverse_root(v)), {"v_row": s.v_row, "v_col": s.v_col, "v": v}
+
+
+def _factored_formula(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -> Any:
+    """A leaf that keeps their means over rows and columns."""
+    d1, d0 = dims
+    square, beta = abs_sq(g), options.decay(t)
+    row = ema(options.mean(square, d0), s.v_row, beta)
+    col = ema(options.mean(square, d1), s.v_col, beta)
+    by_row, by_col = root_factors(row, col, dims)
+    return options.clipped(g * by_row * by_col), {"v_row": row, "v_col": col, "v": s.v}
+
+
+def _factored_plan(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -> Any:
+    """Each mean computes the squares for itself; nothing of the size of the leaf is stored.
+
+    The mean over rows is taken in one pass with the clip, which shrinks the factors of rows.
+    """
+    d1, d0 = dims
+    square, beta = abs_sq(g), options.decay(t)
+    col = ema(options.mean(square, d1), s.v_col, beta)
+    row = ema(options.mean(recompute(abs_sq, g, after=jnp.max(col)), d0), s.v_row, beta)
+    by_row, by_col = root_factors(row, col, dims)
+    if options.clipping_threshold is not None:
+        by_row, length = clipped_factor(g, by_row, by_col, d0, options.clipping_threshold)
+        by_col = delay(by_col, after=length)  # or XLA writes it out for both products
+    return g * by_row * by_col, {"v_row": row, "v_col": col, "v": s.v}
+
+
+_factored = planned(_factored_formula, _factored_plan)
 
 
 @transformation
@@ -143,66 +217,25 @@ def scale_by_factored_rms(
             f"{min_dim_size_to_factor!r}"
         )
 
-    def dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
-        if not factored:
-            return None
-        return factored_dims(shape, min_dim_size_to_factor, factor_last_dims)
+    least = min_dim_size_to_factor if factored else None
+    options = _Options(
+        least,
+        factor_last_dims,
+        decay_rate,
+        decay_rate_fn,
+        step_offset,
+        epsilon,
+        clipping_threshold,
+    )
 
     def slots(p: Array) -> dict[str, Array]:
-        shapes = factored_shapes(p.shape, dims(p.shape))
+        shapes = factored_shapes(p.shape, options.dims(p.shape))
         slot_shapes = zip(("v_row", "v_col", "v"), shapes, strict=True)
         return {name: jnp.zeros(shape, accumulator_dtype(p)) for name, shape in slot_shapes}
 
-    def decay(t: Step) -> Any:
-        if decay_rate_fn is not None:
-            return decay_rate_fn(t.number - 1 - step_offset, decay_rate)
-        return 1 - jnp.maximum(t.number - step_offset, 1) ** -decay_rate
-
-    def clipped(u: Array) -> Array:
-        return (
-            u if clipping_threshold is None else u * shrink_factor(plain_rms(u), clipping_threshold)
-        )
-
-    def whole(g: Array, s: Any, t: Step) -> Any:
-        """A leaf that keeps the squares of all entries."""
-        square, beta = abs_sq(g), decay(t)
-        v = ema(square + epsilon, s.v, beta)
-        return clipped(g * inverse_root(v)), {"v_row": s.v_row, "v_col": s.v_col, "v": v}
-
-    def mean(square: Array, axis: int) -> Array:
-        # Infinite means would be divided by each other, at this step and all later ones. Added to
-        # the squares, epsilon would cost a copy of the leaf.
-        return bounded(jnp.mean(square, axis=axis), square.size) + epsilon
-
-    def matrix(g: Array, s: Any, t: Step, pair: tuple[int, int]) -> Any:
-        """A leaf that keeps their means over rows and columns."""
-        d1, d0 = pair
-        square, beta = abs_sq(g), decay(t)
-        row = ema(mean(square, d0), s.v_row, beta)
-        col = ema(mean(square, d1), s.v_col, beta)
-        by_row, by_col = root_factors(row, col, pair)
-        return clipped(g * by_row * by_col), {"v_row": row, "v_col": col, "v": s.v}
-
-    def plan(g: Array, s: Any, t: Step, pair: tuple[int, int]) -> Any:
-        """Each mean computes the squares for itself; nothing of the size of the leaf is stored.
-
-        The mean over rows is taken in one pass with the clip, which shrinks the factors of rows.
-        """
-        d1, d0 = pair
-        square, beta = abs_sq(g), decay(t)
-        col = ema(mean(square, d1), s.v_col, beta)
-        row = ema(mean(recompute(abs_sq, g, after=jnp.max(col)), d0), s.v_row, beta)
-        by_row, by_col = root_factors(row, col, pair)
-        if clipping_threshold is not None:
-            by_row, length = clipped_factor(g, by_row, by_col, d0, clipping_threshold)
-            by_col = delay(by_col, after=length)  # or XLA writes it out for both products
-        return g * by_row * by_col, {"v_row": row, "v_col": col, "v": s.v}
-
-    of_matrix = planned(matrix, plan)
-
     def rule(g: Array, s: Any, t: Step) -> Any:
-        pair = dims(g.shape)
-        return whole(g, s, t) if pair is None else of_matrix(g, s, t, pair)
+        dims = options.dims(g.shape)
+        return _unfactored(g, s, t, options) if dims is None else _factored(g, s, t, dims, options)
 
     return leafwise(FactoredState, slots, rule)
 

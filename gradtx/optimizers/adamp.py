@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -18,6 +18,40 @@ from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType
+
+
+def _total(channels: Array) -> Array:
+    """The sum over channels. XLA would take it anew, and store the products for both sums."""
+    return jnp.sum(delay(channels, after=channels))
+
+
+class _Projection(NamedTuple):
+    """The hyperparameters that decide which weights are projected."""
+
+    delta: Any
+    wd_ratio: Any
+    channel_axis: int
+
+    def channels(self, x: Array, y: Array) -> Array:
+        """The inner product of each channel, real also for complex numbers."""
+        axes = tuple(axis for axis in range(x.ndim) if axis != self.channel_axis % x.ndim)
+        return jnp.sum((jnp.conj(x) * y).real, axis=axes, keepdims=True)
+
+    def orthogonal(self, inner: Array, size: Array, length: Array, entries: int) -> Array:
+        """Whether the cosines of weights and gradients are small."""
+        cosines = divide(jnp.abs(inner), root(size) * root(length))
+        return jnp.all(cosines < self.delta / math.sqrt(max(entries, 1)))
+
+    def step(self, g: Array, p: Array, along: Array, direction: Array, weight_decay: Any) -> Array:
+        """The step, from the inner products `along` of its direction with the channels of `p`."""
+        of_g, of_p, both = self.channels(g, g), self.channels(p, p), self.channels(p, g)
+        channels = self.orthogonal(both, of_g, of_p, p.size // max(both.size, 1))
+        length = _total(of_p)
+        layer = self.orthogonal(_total(both), _total(of_g), length, p.size)
+        share = jnp.where(layer, divide(_total(along), length), 0)
+        share = jnp.where(channels, divide(along, of_p), share)
+        ratio = jnp.where(channels | layer, self.wd_ratio, 1)
+        return decayed(direction - share * p, weight_decay, ratio * p)
 
 
 @transformation
@@ -47,8 +81,8 @@ def scale_by_adamp(
         \end{cases}
 
     with Adam's bias-corrected moments, where :math:`\Pi(d) = d - \theta\,
-    \langle\theta, d\rangle / \lVert\theta\rVert^2` is what remains of `d` beside the leaf, of `n`
-    entries, and :math:`\Pi_c` the same for each output channel `c` by itself, of :math:`n_c`
+    \langle\theta, d\rangle / \lVert\theta\rVert^2` is the part of `d` orthogonal to the leaf, of
+    `n` entries, and :math:`\Pi_c` the same for each output channel `c` by itself, of :math:`n_c`
     entries. Where a normalization follows a weight, its gradient is orthogonal to it, and a step
     along it only makes it longer, and later steps shorter. Leaves of fewer than two dimensions take
     Adam's direction.
@@ -94,29 +128,7 @@ def scale_by_adamp(
             raise ValueError(f"scale_by_adamp: no channel_axis {channel_axis} in shape {p.shape}")
         return moments(p, mu_dtype)
 
-    def of_channels(x: Array, y: Array) -> Array:
-        """The inner product of each channel, real also for complex numbers."""
-        axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis % x.ndim)
-        return jnp.sum((jnp.conj(x) * y).real, axis=axes, keepdims=True)
-
-    def of_leaf(channels: Array) -> Array:
-        """The sum over channels. XLA would take it anew, and store the products for both sums."""
-        return jnp.sum(delay(channels, after=channels))
-
-    def orthogonal(inner: Array, size: Array, length: Array, entries: int) -> Array:
-        cosines = divide(jnp.abs(inner), root(size) * root(length))
-        return jnp.all(cosines < delta / math.sqrt(max(entries, 1)))
-
-    def projected(g: Array, p: Array, along: Array, direction: Array, weight_decay: Any) -> Array:
-        """The step, from the inner products `along` of its direction with the channels of `p`."""
-        of_g, of_p, both = of_channels(g, g), of_channels(p, p), of_channels(p, g)
-        channels = orthogonal(both, of_g, of_p, p.size // max(both.size, 1))
-        length = of_leaf(of_p)
-        layer = orthogonal(of_leaf(both), of_leaf(of_g), length, p.size)
-        share = jnp.where(layer, divide(of_leaf(along), length), 0)
-        share = jnp.where(channels, divide(along, of_p), share)
-        ratio = jnp.where(channels | layer, wd_ratio, 1)
-        return decayed(direction - share * p, weight_decay, ratio * p)
+    projection = _Projection(delta, wd_ratio, channel_axis)
 
     def with_decay(weight_decay: Any) -> GradientTransformation:
         def direction(t: Step, mu: Array, nu: Array, g: Array) -> Array:
@@ -126,15 +138,16 @@ def scale_by_adamp(
         def formula(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
             d = direction(t, mu, nu, g)
-            return projected(g, p, of_channels(p, d), d, weight_decay), {"mu": mu, "nu": nu}
+            u = projection.step(g, p, projection.channels(p, d), d, weight_decay)
+            return u, {"mu": mu, "nu": nu}
 
         def plan(g: Array, s: Any, t: Step, p: Array) -> Any:
             """The direction is computed for its sums, and again for the step, not stored."""
             # Each square is computed for its sum and for the moment, not stored.
             mu, nu = ema(g, s.mu, b1), ema(recompute(abs_sq, g, after=t), s.nu, b2)
             d = partial(recompute, partial(direction, t), mu, nu, g)
-            along = of_channels(p, d(after=t))
-            u = projected(g, p, along, d(after=of_leaf(along)), weight_decay)
+            along = projection.channels(p, d(after=t))
+            u = projection.step(g, p, along, d(after=_total(along)), weight_decay)
             return u, {"mu": mu, "nu": nu}
 
         of_matrix = planned(formula, plan)

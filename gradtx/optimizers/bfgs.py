@@ -24,7 +24,7 @@ Weights = Callable[[Array, Array, int], tuple[Array, Array]]
 class ScaleByBFGSState(NamedTuple):
     r"""The inverse Hessian as approximated from all steps, and the last step.
 
-    count: i32[]; params, updates: those of the previous step; directions: what that step returned,
+    count: i32[]; params, updates: those of the previous step; directions: those of that step,
     in at least float32; inverse: `H`, a matrix with a row for each entry of the parameters (two for
     a complex one), in at least float32; is_initial: bool[], whether no pair has changed it yet.
     """
@@ -59,6 +59,33 @@ class _Joined:
             part = vector[place : place + leaf.size].reshape(leaf.shape)
             out.append((part if jnp.iscomplexobj(leaf) else part.real).astype(leaf.dtype))
         return out
+
+
+class _Pair(NamedTuple):
+    """A step and the change of the gradient along it.
+
+    curvature: their product; start: the factor of the old matrix; image: that matrix times the
+    change; h: the product of change and image, over the curvature.
+    """
+
+    step: Array
+    change: Array
+    curvature: Array
+    start: Array
+    image: Array
+    h: Array
+
+    def updated(self, matrix: Array, tau: Array, phi: Array) -> Array:
+        """The inverse Hessian after the update of Broyden's family with these weights."""
+        step, image = self.step, self.image
+        of_image = divide(phi - 1, self.change @ image * tau)
+        across = divide(-phi, self.curvature * tau)
+        of_pair = (1 + divide(phi * self.h, tau)) / self.curvature
+        return (
+            divide(self.start, tau) * matrix
+            + jnp.outer(step, of_pair * step + across * image)
+            + jnp.outer(image, across * step + of_image * image)
+        )
 
 
 def _broyden(scaled: bool, weights: Weights) -> GradientTransformation:
@@ -103,15 +130,8 @@ def _broyden(scaled: bool, weights: Weights) -> GradientTransformation:
         tau, phi = weights(jnp.where(usual, 1, b), jnp.where(usual, 1, h), n)
         tau, phi = jnp.where(usual, 1, tau), jnp.where(usual, 1, phi)
 
-        of_image = divide(phi - 1, change @ image * tau)
-        across = divide(-phi, curvature * tau)
-        of_pair = (1 + divide(phi * h, tau)) / curvature
-        new = (
-            divide(start, tau) * matrix
-            + jnp.outer(step, of_pair * step + across * image)
-            + jnp.outer(image, across * step + of_image * image)
-        )
-        new = jnp.where(curved, new, matrix)
+        pair = _Pair(step, change, curvature, start, image, h)
+        new = jnp.where(curved, pair.updated(matrix, tau, phi), matrix)
         new = jnp.where(anew, jnp.eye(n, dtype=new.dtype), new)
         initial = anew | (s.is_initial & ~curved)
 

@@ -52,6 +52,78 @@ class ScaleByCameState(NamedTuple):
     residual_col: NonNegativeSlots
 
 
+class _Options(NamedTuple):
+    """Hyperparameters under the names of `scale_by_came`, and the equations that leaves share."""
+
+    b1: Any
+    b2: Any
+    b3: Any
+    eps: Any
+    eps_residual: Any
+    clipping_threshold: Any
+
+    def clipped(self, u: Array) -> Array:
+        r"""The scaled gradient, its root mean square clipped: :math:`\hat u`."""
+        return u * shrink_factor(plain_rms(u), self.clipping_threshold)
+
+    def second_moment(self, mean: Array, old: Array, g: Array) -> Array:
+        """The moving average of means of squares of the gradient."""
+        # Infinite means would be divided by each other, at this step and all later ones.
+        return ema(bounded(mean, g.size) + self.eps, old, self.b2)
+
+    def instability(self, mean: Array, old: Array, g: Array) -> Array:
+        """The moving average of means of the instability."""
+        return ema(bounded(mean, g.size) + self.eps_residual, old, self.b3)
+
+
+def _unfactored(g: Array, s: Any, options: _Options) -> Any:
+    """A leaf that keeps the squares of all entries."""
+    v = ema(abs_sq(g) + options.eps, s.v, options.b2)
+    mu = ema(options.clipped(g * inverse_root(v)), s.mu, options.b1)
+    return mu, {"mu": mu, "v": v}
+
+
+def _factored_formula(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
+    """A leaf that keeps their means over rows and columns."""
+    v_row = options.second_moment(jnp.mean(abs_sq(g), -1), s.v_row, g)
+    v_col = options.second_moment(jnp.mean(abs_sq(g), -2), s.v_col, g)
+    by_row, by_col = root_factors(v_row, v_col, dims)
+    u = options.clipped(g * by_row * by_col)
+    mu = ema(u, s.mu, options.b1)
+    row = options.instability(jnp.mean(abs_sq(u - mu), -1), s.residual_row, g)
+    col = options.instability(jnp.mean(abs_sq(u - mu), -2), s.residual_col, g)
+    by_row, by_col = root_factors(row, col, dims)
+    new = {"v_row": v_row, "v_col": v_col, "residual_row": row, "residual_col": col}
+    return mu * by_row * by_col, {"mu": mu, **new}
+
+
+def _factored_plan(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
+    """Each mean computes the squares for itself; the clip shrinks the factors of rows.
+
+    The momentum is written and the instability summed in one pass, where a kernel can.
+    """
+    v_row = options.second_moment(jnp.mean(abs_sq(g), -1), s.v_row, g)
+    square = recompute(abs_sq, g, after=jnp.max(v_row))
+    v_col = options.second_moment(jnp.mean(square, -2), s.v_col, g)
+    by_row, by_col = root_factors(v_row, v_col, dims)
+    by_row, length = clipped_factor(g, by_row, by_col, dims[1], options.clipping_threshold)
+    mu, row, col = written_and_summed(
+        _momentum,
+        _instability,
+        s.mu,
+        *(g, by_row, by_col, options.b1, 1 - options.b1),
+        after=(length, jnp.max(v_col)),
+    )
+    row = options.instability(row / g.shape[-1], s.residual_row, g)
+    col = options.instability(col / g.shape[-2], s.residual_col, g)
+    by_row, by_col = root_factors(row, col, dims)
+    new = {"v_row": v_row, "v_col": v_col, "residual_row": row, "residual_col": col}
+    return mu * by_row * by_col, {"mu": mu, **new}
+
+
+_factored = planned(_factored_formula, _factored_plan)
+
+
 @transformation
 def scale_by_came(
     b1: Decay = 0.9,
@@ -94,6 +166,7 @@ def scale_by_came(
     >>> state.v_row.shape, state.residual_col.shape, state.v.shape
     ((8,), (4,), (1,))
     """
+    options = _Options(b1, b2, b3, eps, eps_residual, clipping_threshold)
 
     def slots(p: Array) -> dict[str, Array]:
         row, col, full = factored_shapes(p.shape, factored_dims(p.shape, 1, last=True))
@@ -107,63 +180,9 @@ def scale_by_came(
             "residual_col": jnp.zeros(col, dtype),
         }
 
-    def clipped(u: Array) -> Array:
-        return u * shrink_factor(plain_rms(u), clipping_threshold)
-
-    def whole(g: Array, s: Any) -> Any:
-        """A leaf that keeps the squares of all entries."""
-        v = ema(abs_sq(g) + eps, s.v, b2)
-        mu = ema(clipped(g * inverse_root(v)), s.mu, b1)
-        return mu, {"mu": mu, "v": v}
-
-    # Infinite means would be divided by each other, at this step and all later ones.
-    def second(mean: Array, old: Array, g: Array) -> Array:
-        return ema(bounded(mean, g.size) + eps, old, b2)
-
-    def instability(mean: Array, old: Array, g: Array) -> Array:
-        return ema(bounded(mean, g.size) + eps_residual, old, b3)
-
-    def matrix(g: Array, s: Any, dims: tuple[int, int]) -> Any:
-        """A leaf that keeps their means over rows and columns."""
-        v_row = second(jnp.mean(abs_sq(g), -1), s.v_row, g)
-        v_col = second(jnp.mean(abs_sq(g), -2), s.v_col, g)
-        by_row, by_col = root_factors(v_row, v_col, dims)
-        u = clipped(g * by_row * by_col)
-        mu = ema(u, s.mu, b1)
-        row = instability(jnp.mean(abs_sq(u - mu), -1), s.residual_row, g)
-        col = instability(jnp.mean(abs_sq(u - mu), -2), s.residual_col, g)
-        by_row, by_col = root_factors(row, col, dims)
-        new = {"v_row": v_row, "v_col": v_col, "residual_row": row, "residual_col": col}
-        return mu * by_row * by_col, {"mu": mu, **new}
-
-    def plan(g: Array, s: Any, dims: tuple[int, int]) -> Any:
-        """Each mean computes the squares for itself; the clip shrinks the factors of rows.
-
-        The momentum is written and the instability summed in one pass, where a kernel can.
-        """
-        v_row = second(jnp.mean(abs_sq(g), -1), s.v_row, g)
-        square = recompute(abs_sq, g, after=jnp.max(v_row))
-        v_col = second(jnp.mean(square, -2), s.v_col, g)
-        by_row, by_col = root_factors(v_row, v_col, dims)
-        by_row, length = clipped_factor(g, by_row, by_col, dims[1], clipping_threshold)
-        mu, row, col = written_and_summed(
-            _momentum,
-            _instability,
-            s.mu,
-            *(g, by_row, by_col, b1, 1 - b1),
-            after=(length, jnp.max(v_col)),
-        )
-        row = instability(row / g.shape[-1], s.residual_row, g)
-        col = instability(col / g.shape[-2], s.residual_col, g)
-        by_row, by_col = root_factors(row, col, dims)
-        new = {"v_row": v_row, "v_col": v_col, "residual_row": row, "residual_col": col}
-        return mu * by_row * by_col, {"mu": mu, **new}
-
-    of_matrix = planned(matrix, plan)
-
     def rule(g: Array, s: Any, t: Any) -> Any:
         dims = factored_dims(g.shape, 1, last=True)
-        u, new = whole(g, s) if dims is None else of_matrix(g, s, dims)
+        u, new = _unfactored(g, s, options) if dims is None else _factored(g, s, dims, options)
         return u, {n: new.get(n, getattr(s, n)) for n in s.names()}
 
     return leafwise(ScaleByCameState, slots, rule)

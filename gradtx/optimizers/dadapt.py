@@ -37,6 +37,64 @@ class DAdaptAdamWState(NamedTuple):
     count: Counter
 
 
+class _Step(NamedTuple):
+    """The equations of :func:`dadapt_adamw`, with its hyperparameters; root_b2: that of `b2`."""
+
+    learning_rate: Any
+    b1: Any
+    b2: Any
+    root_b2: Any
+    eps: Any
+    weight_decay: Any
+    bias_correction: bool
+
+    def rate(self, s: Any, t: Step) -> Array:
+        r"""The rate of this step, :math:`\lambda_t`."""
+        rate = s.estim_lr * self.learning_rate
+        if self.bias_correction:
+            rate = rate * (jnp.sqrt(t.bias_correction(self.b2)) / t.bias_correction(self.b1))
+        return rate
+
+    def scaled(self, x: Array, v: Array) -> Array:
+        r"""A quotient by :math:`\sqrt{\nu} + \epsilon`."""
+        return x / (root(v) + self.eps)
+
+    def averages(self, rate: Array, g: list[Array], s: Any) -> dict[str, list[Array]]:
+        r"""The averages :math:`m_t`, :math:`\nu_t` and :math:`s_t`."""
+
+        def first(g: Array, m: Array) -> Array:
+            return ema(rate * g, m, self.b1)
+
+        def second(g: Array, v: Array) -> Array:
+            return ema(abs_sq(g), v, self.b2)
+
+        def summed(g: Array, a: Array) -> Array:
+            return ema(rate * g, a, self.root_b2)
+
+        return {
+            "exp_avg": jax.tree.map(first, g, s.exp_avg),
+            "exp_avg_sq": jax.tree.map(second, g, s.exp_avg_sq),
+            "grad_sum": jax.tree.map(summed, g, s.grad_sum),
+        }
+
+    def estimate(self, rate: Array, s: Any, product: Array, norm: Array) -> dict[str, Array]:
+        """The next estimate and its numerator, from the inner product and the norm."""
+        numerator = ema(rate * product, s.numerator_weighted, self.root_b2)
+        distance = divide(numerator, (1 - self.root_b2) * norm)
+        return {
+            "estim_lr": jnp.maximum(s.estim_lr, distance),
+            "numerator_weighted": numerator,
+        }
+
+    def directions(self, rate: Array, new: dict[str, list[Array]], p: list[Array]) -> list[Array]:
+        """The steps of all leaves, their decay included."""
+
+        def direction(m: Array, v: Array, p: Array) -> Array:
+            return self.scaled(-m, v) - (self.weight_decay * rate) * p
+
+        return jax.tree.map(direction, new["exp_avg"], new["exp_avg_sq"], p)
+
+
 @transformation
 def dadapt_adamw(
     learning_rate: NonNegative = 1.0,
@@ -91,7 +149,7 @@ def dadapt_adamw(
     True
     """
     b1, b2 = betas
-    b = b2**0.5
+    step = _Step(learning_rate, b1, b2, b2**0.5, eps, weight_decay, bias_correction)
 
     def slots(p: Array) -> dict[str, Array]:
         wide = compute_dtype(p.dtype)
@@ -104,68 +162,29 @@ def dadapt_adamw(
     def numbers(p: list[Array]) -> dict[str, Any]:
         return {"estim_lr": estim_lr0, "numerator_weighted": 0.0}
 
-    def rate(s: Any, t: Step) -> Array:
-        rate = s.estim_lr * learning_rate
-        if bias_correction:
-            rate = rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
-        return rate
-
-    def scaled(x: Array, v: Array) -> Array:
-        return x / (root(v) + eps)
-
-    def averages(rate: Array, g: list[Array], s: Any) -> dict[str, list[Array]]:
-        def first(g: Array, m: Array) -> Array:
-            return ema(rate * g, m, b1)
-
-        def second(g: Array, v: Array) -> Array:
-            return ema(abs_sq(g), v, b2)
-
-        def summed(g: Array, a: Array) -> Array:
-            return ema(rate * g, a, b)
-
-        return {
-            "exp_avg": jax.tree.map(first, g, s.exp_avg),
-            "exp_avg_sq": jax.tree.map(second, g, s.exp_avg_sq),
-            "grad_sum": jax.tree.map(summed, g, s.grad_sum),
-        }
-
-    def estimate(rate: Array, s: Any, product: Array, size: Array) -> dict[str, Array]:
-        numerator = ema(rate * product, s.numerator_weighted, b)
-        distance = divide(numerator, (1 - b) * size)
-        return {
-            "estim_lr": jnp.maximum(s.estim_lr, distance),
-            "numerator_weighted": numerator,
-        }
-
-    def directions(rate: Array, new: dict[str, list[Array]], p: list[Array]) -> list[Array]:
-        def direction(m: Array, v: Array, p: Array) -> Array:
-            return scaled(-m, v) - (weight_decay * rate) * p
-
-        return jax.tree.map(direction, new["exp_avg"], new["exp_avg_sq"], p)
-
     def rule(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
-        lam = rate(s, t)
-        product = tree.vdot(g, jax.tree.map(scaled, s.grad_sum, s.exp_avg_sq)).real
-        new = averages(lam, g, s)
-        size = tree.norm(new["grad_sum"], 1)
-        return directions(lam, new, p), {**new, **estimate(lam, s, product, size)}
+        lam = step.rate(s, t)
+        product = tree.vdot(g, jax.tree.map(step.scaled, s.grad_sum, s.exp_avg_sq)).real
+        new = step.averages(lam, g, s)
+        norm = tree.norm(new["grad_sum"], 1)
+        return step.directions(lam, new, p), {**new, **step.estimate(lam, s, product, norm)}
 
     def plan(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
         """The slots wait for the product, which reads their old values and is then summed anew.
 
         The pass that sums the norm sums it too, so that nothing is stored between the two.
         """
-        lam = rate(s, t)
+        lam = step.rate(s, t)
 
         def product_of(g: Array, a: Array, v: Array) -> Array:
-            return (jnp.conj(g) * recompute(scaled, a, v, after=t)).real
+            return (jnp.conj(g) * recompute(step.scaled, a, v, after=t)).real
 
         products = jax.tree.map(product_of, g, s.grad_sum, s.exp_avg_sq)
         read = sums_in_one_pass(products)[0]
-        new = averages(lam, [delay(x, after=read) for x in g], s)
+        new = step.averages(lam, [delay(x, after=read) for x in g], s)
         sizes = jax.tree.map(jnp.abs, new["grad_sum"])
-        product, size = sums_in_one_pass(products, sizes)
-        estimates = estimate(lam, s, product, size)
-        return directions(lam, new, p), {**new, **estimates}
+        product, norm = sums_in_one_pass(products, sizes)
+        estimates = step.estimate(lam, s, product, norm)
+        return step.directions(lam, new, p), {**new, **estimates}
 
     return treewise(DAdaptAdamWState, slots, planned(rule, plan), start=numbers)

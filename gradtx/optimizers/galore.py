@@ -1,6 +1,7 @@
 """GaLore."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
@@ -67,10 +68,8 @@ ProjType: TypeAlias = Literal["std", "reverse_std", "left", "right", "full"]
 class _Projection:
     """How one leaf is projected: onto the first singular vectors of one of its sides, or both."""
 
-    def __init__(
-        self, where: str, path: Any, x: Array, numbers: Any, rank: int, proj_type: str
-    ) -> None:
-        self.matrices: Matrices = as_matrices(where, path, x.shape, numbers)
+    def __init__(self, path: Any, x: Array, numbers: Any, rank: int, proj_type: str) -> None:
+        self.matrices: Matrices = as_matrices("scale_by_galore", path, x.shape, numbers)
         rows, columns = self.matrices.rows, self.matrices.columns
         named = [
             axis
@@ -79,8 +78,8 @@ class _Projection:
         ]
         if len(named) != x.ndim or self.matrices.sizes[0] > 1:
             raise ValueError(
-                f"{where}: at {path_string(path)!r}, {numbers} must name all {x.ndim} axes of an "
-                f"array of shape {x.shape}, as one matrix"
+                f"scale_by_galore: at {path_string(path)!r}, {numbers} must name all {x.ndim} axes "
+                f"of an array of shape {x.shape}, as one matrix"
             )
         tall = rows >= columns
         short, long = ("right", "left") if tall else ("left", "right")
@@ -88,11 +87,30 @@ class _Projection:
         # The side from which a projector is multiplied: from the left, it projects the rows.
         self.sides = sides.get(proj_type, (proj_type,))
         self.rank = min(rank, rows, columns)
+        self.options = f"rank={rank} and proj_type={proj_type!r}"
         left, right = (side in self.sides for side in ("left", "right"))
         self.shape = rows * left + columns * right, self.rank
         self.low = self.rank if left else rows, self.rank if right else columns
 
-    def fresh(self, g: Array) -> Array:
+    def matrix(self, g: Array) -> Array:
+        """The matrix that a gradient is."""
+        return widen(gradient(self.matrices.take(g)[0], None))
+
+    def leaf(self, u: Array) -> Array:
+        """A matrix in the shape of its leaf."""
+        return self.matrices.put(u[None])
+
+    def projector(self, g: Array, old: Array, due: Array) -> Array:
+        """The projector of this step: if one is due, made from the gradient."""
+        if tuple(old.shape) != self.shape:
+            raise ValueError(
+                f"scale_by_galore: a projector of the shape {tuple(old.shape)} is not that of "
+                f"{self.options}, {self.shape}; with proj_type='reverse_std' states of Optax go on"
+            )
+        return branch(due, lambda g, old: store(old, self.vectors(g)), lambda g, old: old, g, old)
+
+    def vectors(self, g: Array) -> Array:
+        """The first singular vectors of each projected side."""
         vectors = dict(zip(("left", "right"), singular_vectors(g), strict=True))
         return jnp.concatenate([vectors[side][:, : self.rank] for side in self.sides])
 
@@ -103,14 +121,51 @@ class _Projection:
         return left, right
 
     def down(self, g: Array, p: Array) -> Array:
+        """The gradient in the subspace."""
         left, right = self._bases(p)
         g = g if left is None else left.mT.conj() @ g
         return g if right is None else g @ right
 
     def up(self, u: Array, p: Array) -> Array:
+        """The direction of the whole matrix, from that in the subspace."""
         left, right = self._bases(p)
         u = u if left is None else left @ u
         return u if right is None else u @ right.mT.conj()
+
+
+def _projections(
+    dimensions: MatrixDimensions, rank: int, proj_type: str, tree: PyTree
+) -> tuple[list[Any], Any, list[_Projection | None]]:
+    """The leaves of a tree, its structure, and how each leaf is projected, if it is."""
+    leaves, treedef = leaves_with_path(tree)
+    for path, x in leaves:
+        if is_rows(x):
+            raise refused_rows("scale_by_galore", path)
+    numbers = dimensions.of("scale_by_galore", tree)
+    leaf_projections = [
+        None if x is None or n is None else _Projection(path, x, n, rank, proj_type)
+        for (path, x), n in zip(leaves, numbers, strict=True)
+    ]
+    return [x for _, x in leaves], treedef, leaf_projections
+
+
+def _first_projector(p: Array, projection: _Projection | None) -> Array:
+    """Zeros, in the shape of the leaf's projector."""
+    return jnp.zeros((0, 0) if projection is None else projection.shape, p.dtype)
+
+
+def _dimensions(declared: DimensionNumbers | None) -> MatrixDimensions:
+    """The dimension numbers of all leaves, where one `GaLoreDimensionNumbers` may be for them."""
+
+    def of_leaf(x: Any) -> Any:
+        projected = x is not None and (x.ndim == 2 or (declared is not None and x.ndim > 2))
+        return declared or GaLoreDimensionNumbers() if projected else None
+
+    def of_leaves(tree: PyTree) -> PyTree:
+        return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
+
+    of_each = declared is None or names_axes(declared)
+    return MatrixDimensions(of_leaves if of_each else declared, GaLoreDimensionNumbers)
 
 
 @transformation
@@ -174,50 +229,18 @@ def scale_by_galore(
     check_choice("scale_by_galore", "proj_type", proj_type, get_args(ProjType))
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 
-    declared = weight_dimension_numbers
-
-    def numbers(tree: PyTree) -> PyTree:
-        one = declared or GaLoreDimensionNumbers()
-
-        def of_leaf(x: Any) -> Any:
-            chosen = x is not None and (x.ndim == 2 or (declared is not None and x.ndim > 2))
-            return one if chosen else None
-
-        return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
-
-    for_each = numbers if declared is None or names_axes(declared) else declared
-    dimensions = MatrixDimensions(for_each, GaLoreDimensionNumbers)
-
-    def projections(tree: PyTree) -> tuple[list[Any], Any, list[_Projection | None]]:
-        leaves, treedef = leaves_with_path(tree)
-        for path, x in leaves:
-            if is_rows(x):
-                raise refused_rows("scale_by_galore", path)
-        leaf_projections = [
-            None
-            if x is None or n is None
-            else _Projection("scale_by_galore", path, x, n, rank, proj_type)
-            for (path, x), n in zip(leaves, dimensions.of("scale_by_galore", tree), strict=True)
-        ]
-        return [x for _, x in leaves], treedef, leaf_projections
+    dimensions = _dimensions(weight_dimension_numbers)
+    projections = partial(_projections, dimensions, rank, proj_type)
 
     # By hand rather than by `matrixwise`: this wraps another transformation, which sees all leaves,
     # the projected ones in other shapes.
     def init(params: Params) -> State:
         leaves, treedef, leaf_projections = projections(params)
-        projectors = [
-            None if p is None else jnp.zeros((0, 0) if how is None else how.shape, p.dtype)
-            for p, how in zip(leaves, leaf_projections, strict=True)
-        ]
-        low = [
-            p if how is None else jnp.zeros(how.low, p.dtype)
-            for p, how in zip(leaves, leaf_projections, strict=True)
-        ]
-        return GaLoreState(
-            jnp.zeros([], jnp.int32),
-            base.init(treedef.unflatten(low)),
-            treedef.unflatten(projectors),
-        )
+        pairs = list(zip(leaves, leaf_projections, strict=True))
+        projectors = [None if p is None else _first_projector(p, how) for p, how in pairs]
+        low = [p if how is None else jnp.zeros(how.low, p.dtype) for p, how in pairs]
+        inner = base.init(treedef.unflatten(low))
+        return GaLoreState(jnp.zeros([], jnp.int32), inner, treedef.unflatten(projectors))
 
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
@@ -226,32 +249,19 @@ def scale_by_galore(
         leaves, treedef, leaf_projections = projections(updates)
         projectors = treedef.flatten_up_to(state.projector)
         low, axes = list(leaves), dict[int, Array]()
-        for i, how in enumerate(leaf_projections):
-            if how is None:
+        for i, projection in enumerate(leaf_projections):
+            if projection is None:
                 continue
-            g = widen(gradient(how.matrices.take(leaves[i])[0], None))
-            old = projectors[i]
-            if tuple(old.shape) != how.shape:
-                raise ValueError(
-                    f"scale_by_galore: a projector of the shape {tuple(old.shape)} is not that of "
-                    f"rank={rank} and proj_type={proj_type!r}, {how.shape}; with proj_type="
-                    "'reverse_std' states of Optax go on"
-                )
+            g = projection.matrix(leaves[i])
             due = is_due(state.count, update_proj_gap, len(axes) if staggered else 0)
-            projectors[i] = branch(
-                due,
-                lambda g, old, how=how: store(old, how.fresh(g)),
-                lambda g, old: old,
-                g,
-                old,
-            )
+            projectors[i] = projection.projector(g, projectors[i], due)
             axes[i] = load(projectors[i])
-            low[i] = cast(how.down(g, axes[i]), leaves[i].dtype)
+            low[i] = cast(projection.down(g, axes[i]), leaves[i].dtype)
         inner, base_state = inner_step(treedef.unflatten(low), state.base_optimizer_state)
         out = treedef.flatten_up_to(inner)
-        for i, how in enumerate(leaf_projections):
-            if how is not None:
-                full = how.matrices.put(how.up(widen(out[i]), axes[i])[None])
+        for i, projection in enumerate(leaf_projections):
+            if projection is not None:
+                full = projection.leaf(projection.up(widen(out[i]), axes[i]))
                 out[i] = cast(scale * full, leaves[i].dtype)
         new = GaLoreState(increment(state.count), base_state, treedef.unflatten(projectors))
         return treedef.unflatten(out), new
@@ -289,7 +299,7 @@ def galore(
 
     A matrix with more rows than columns, or as many, is projected from the right; so the shorter
     side is, as in the paper and by default in the authors' code. Optax projects the longer one:
-    ``proj_type="reverse_std"`` does what it does. Leaves that are not projected take the same steps
+    ``proj_type="reverse_std"`` does as it does. Leaves that are not projected take the same steps
     with :math:`\alpha = 1` and :math:`P = I`. Here :math:`\beta_1 = 0.9`,
     :math:`\beta_2 = 0.999` and :math:`\epsilon = 10^{-8}`; another `base_optimizer` takes the
     place of this Adam.
@@ -300,7 +310,7 @@ def galore(
             :func:`scale_by_galore`.
         update_proj_gap: :math:`T`, steps from one projector to the next.
         scale: :math:`\alpha`, a factor of the direction of projected leaves.
-        base_optimizer: what transforms the projected gradients; `scale_by_adam()` unless given.
+        base_optimizer: transforms the projected gradients; `scale_by_adam()` unless given.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         weight_dimension_numbers: which leaves are matrices, and how.

@@ -44,6 +44,8 @@ from gradtx.types.keys import check_key, own_key
 Geometry: TypeAlias = Literal[
     "triangular", "quadratic", "procrustes", "quadratic_p", "procrustes_p"
 ]
+# Those in which the factors are of `P`, not of its root `Q`.
+_OF_P = ("quadratic_p", "procrustes_p")
 
 # 1 for 500 steps, then falling by a factor of e in every 1000, to 0.03 after 4000.
 _SELDOM = exponential_decay(1.0, 1000, math.exp(-1), 500, end_value=0.03)
@@ -89,10 +91,12 @@ def _times(q: Array, x: Array) -> Array:
 
 
 def _adjoint_times(q: Array, x: Array) -> Array:
+    """`Q* X`."""
     return q.mT.conj() @ x if q.ndim == x.ndim else q.conj()[..., None] * x
 
 
-def _applied(q: Array, x: Array) -> Array:
+def _squared_times(q: Array, x: Array) -> Array:
+    """`Q* Q X`."""
     return _adjoint_times(q, _times(q, x))
 
 
@@ -115,6 +119,41 @@ def _both(f: Callable[[Array, Array], Array], factors: Sequence[Array], x: Array
     return x if len(factors) == 1 else f(factors[1], x.mT).mT
 
 
+def _preconditioned(factors: Sequence[Array], x: Array, geometry: Geometry) -> Array:
+    r""":math:`Q^* Q X R^\top \bar R`, or `P X` on both sides where the factors are of `P`."""
+    return _both(_times if geometry in _OF_P else _squared_times, factors, x)
+
+
+def _normal_like(key: Array, g: Array) -> Array:
+    """The `V` that all matrices of a batch share, drawn alike in every type."""
+    kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
+    return jax.random.normal(key, (1, *g.shape[1:]), kind).astype(g.dtype)
+
+
+def _fitted_factors(
+    factors: Sequence[Array], noisy: Array, v: Array, rate: Any, geometry: Geometry
+) -> list[Array]:
+    """The factors after a step, from the momentum with its noise and the `V` in it."""
+    if geometry == "triangular":
+        a = _both(_times, factors, noisy)
+        b = _both(_adjoint_solved, factors, jnp.broadcast_to(v, noisy.shape))
+        pairs = zip(factors, ((a, b), (a.mT, b.mT)), strict=False)
+        return [_fitted(q, a, b, rate) for q, (a, b) in pairs]
+    w = _preconditioned(factors, noisy, geometry)
+    pairs_of_products = zip(factors, (w, w.mT), strict=False)
+    return [_fitted_by_products(q, w, rate, geometry) for q, w in pairs_of_products]
+
+
+def _accepted(due: Array, new: Sequence[Array], old: Sequence[Array]) -> tuple[Array, ...]:
+    """The new factors of each matrix where they are finite and `due`, otherwise the old ones."""
+    for q in new:
+        due &= jnp.all(jnp.isfinite(q), tuple(range(1, q.ndim))).reshape(due.shape)
+    return tuple(
+        jnp.where(due.reshape(-1, *[1] * (q.ndim - 1)), q, before)
+        for q, before in zip(new, old, strict=True)
+    )
+
+
 def _fitted(q: Array, a: Array, b: Array, rate: Any) -> Array:
     """The factor of the rows after a step."""
     if q.ndim < a.ndim:
@@ -126,7 +165,7 @@ def _fitted(q: Array, a: Array, b: Array, rate: Any) -> Array:
 
 
 def _fitted_by_products(q: Array, w: Array, rate: Any, geometry: Geometry) -> Array:
-    """The factor of the rows after a step, from what the factors make of the gradient."""
+    """The factor of the rows after a step, from the preconditioned momentum."""
     wanted, quadratic = w.shape[-1], geometry in ("quadratic", "quadratic_p")
     if geometry == "quadratic":  # a step on both sides of `Q`, which is a root of `P`
         rate = rate / 2
@@ -169,6 +208,7 @@ def _nearly_hermitian(q: Array) -> Array:
 
 
 def _is_skew(q: Array) -> Array:
+    """Whether an entry of `Q* - Q` is at least a thousandth of the largest of `Q`."""
     skew, most = (jnp.max(jnp.abs(x), (-2, -1), keepdims=True) for x in (q.mT.conj() - q, q))
     return skew >= 1e-3 * most
 
@@ -195,6 +235,43 @@ def _balanced(factors: Sequence[Array]) -> list[Array]:
     mean = jnp.exp(sum(map(jnp.log, sizes)) / len(sizes))
     ratios = [mean / size for size in sizes]
     return [q * r.reshape(-1, *[1] * (q.ndim - 1)) for q, r in zip(factors, ratios, strict=True)]
+
+
+class _Options(NamedTuple):
+    """Hyperparameters under the names of `scale_by_kron`."""
+
+    b1: Any
+    preconditioner_update_probability: Any
+    preconditioner_lr: Any
+    damping: Any
+    max_rms: Any
+    geometry: Geometry
+
+
+@precise
+def _whitened(
+    g: Array, s: Any, t: Step, old: tuple[Array, ...], options: _Options
+) -> tuple[Array, Array, tuple[Array, ...]]:
+    """Directions, the new momentum and the new factors, from matrices and their factors."""
+    mu = ema(g, s.mu.reshape(g.shape), options.b1)
+    mean = debias(mu, options.b1, t)
+    chance, noise = jax.random.split(s.key)
+    often = options.preconditioner_update_probability
+    often = t.once("often", 0, lambda: _SELDOM(t.count - 1)) if often is None else often
+    due = jax.random.uniform(chance, dtype=jnp.float32) < often
+
+    def fit(old: tuple[Array, ...]) -> tuple[Array, ...]:
+        v = _normal_like(noise, g)
+        size = jnp.mean(jnp.abs(mean), (-2, -1), keepdims=True)
+        factors, noisy = _balanced(old), mean + options.damping * size * v
+        new = _fitted_factors(factors, noisy, v, options.preconditioner_lr, options.geometry)
+        return _accepted(due & (size > 0), new, old)
+
+    # A single diagonal is fitted at every step: a condition would cost more.
+    factors = fit(old) if len(old) == 1 else branch(due, fit, lambda old: old, old)
+    d = _preconditioned(factors, mean, options.geometry)
+    size = plain_rms(d, (-2, -1))
+    return d / jnp.maximum(1, size / options.max_rms), mu, factors
 
 
 @transformation
@@ -304,61 +381,23 @@ def scale_by_kron(
     """
     check_key("scale_by_kron", "key", key)
     check_choice("scale_by_kron", "geometry", geometry, get_args(Geometry))
-    of_p = geometry in ("quadratic_p", "procrustes_p")
-    applied = _times if of_p else _applied
+    of_p = geometry in _OF_P
     scale = preconditioner_init_scale**2 if of_p else preconditioner_init_scale
+    often = preconditioner_update_probability
+    options = _Options(b1, often, preconditioner_lr, damping, max_rms, geometry)
 
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p, mu_dtype)}
 
-    @precise
-    def whitened(g: Array, s: Any, t: Step, old: tuple[Array, ...]) -> Any:
-        """Directions, the new momentum and the new factors, from matrices and their factors."""
-        mu = ema(g, s.mu.reshape(g.shape), b1)
-        mean = debias(mu, b1, t)
-        chance, noise = jax.random.split(s.key)
-        often = preconditioner_update_probability
-        often = t.once("often", 0, lambda: _SELDOM(t.count - 1)) if often is None else often
-        due = jax.random.uniform(chance, dtype=jnp.float32) < often
-
-        def fit(old: tuple[Array, ...]) -> tuple[Array, ...]:
-            kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
-            v = jax.random.normal(noise, (1, *g.shape[1:]), kind).astype(g.dtype)
-            size = jnp.mean(jnp.abs(mean), (-2, -1), keepdims=True)
-            factors, rate = _balanced(old), preconditioner_lr
-            noisy = mean + damping * size * v
-            if geometry == "triangular":
-                a = _both(_times, factors, noisy)
-                b = _both(_adjoint_solved, factors, jnp.broadcast_to(v, g.shape))
-                pairs = zip(factors, ((a, b), (a.mT, b.mT)), strict=False)
-                new = [_fitted(q, *seen, rate) for q, seen in pairs]
-            else:
-                w = _both(applied, factors, noisy)
-                ways = zip(factors, (w, w.mT), strict=False)
-                new = [_fitted_by_products(q, x, rate, geometry) for q, x in ways]
-            taken = due & (size > 0)
-            for q in new:
-                axes = tuple(range(1, q.ndim))
-                taken &= jnp.all(jnp.isfinite(q), axes).reshape(taken.shape)
-            return tuple(
-                jnp.where(taken.reshape(-1, *[1] * (q.ndim - 1)), q, before)
-                for q, before in zip(new, old, strict=True)
-            )
-
-        # A single diagonal is fitted at every step: a condition would cost more.
-        factors = fit(old) if len(old) == 1 else branch(due, fit, lambda old: old, old)
-        d = _both(applied, factors, mean)
-        size = plain_rms(d, (-2, -1))
-        return d / jnp.maximum(1, size / max_rms), mu, factors
-
     def rule(g: Array, s: Any, t: Step) -> Any:
-        u, mu, (left, right) = whitened(g, s, t, (s.left, s.right))
+        u, mu, (left, right) = _whitened(g, s, t, (s.left, s.right), options)
         return u, {"mu": mu, "left": left, "right": right}
 
     def on_others(g: Array, s: Any, t: Step) -> Any:
-        flattened = whitened(g.reshape(1, -1, 1), s, t, (s.diagonal.reshape(1, -1),))
-        u, mu, diagonal = (x.reshape(g.shape) for x in (*flattened[:2], *flattened[2]))
-        return u, {"mu": mu, "diagonal": diagonal}
+        column, old = g.reshape(1, -1, 1), (s.diagonal.reshape(1, -1),)
+        u, mu, (factor,) = _whitened(column, s, t, old, options)
+        u, mu, factor = (x.reshape(g.shape) for x in (u, mu, factor))
+        return u, {"mu": mu, "diagonal": factor}
 
     def diagonal(p: Array) -> dict[str, Array]:
         return {"diagonal": full_like(p, scale, compute_dtype(p.dtype))}

@@ -89,6 +89,43 @@ class _Model:
         return tau, lower
 
 
+class _Options(NamedTuple):
+    """Hyperparameters of the model of the loss."""
+
+    learning_rate: Any
+    weight_decay: Any
+    lower_bound: Any
+    adapt_lower_bound: bool
+
+    def numbers(self) -> dict[str, Any]:
+        """The numbers of the tree at the start."""
+        return {"barf": 0.0, "gamma": 0.0, "lb": self.lower_bound}
+
+    def step(
+        self, s: Any, value: Array, products: tuple[Array, ...], beta: Any, weight: Any
+    ) -> tuple[Array, Any, Any, dict[str, Array]]:
+        r"""The numbers of the step, and the new numbers of the tree.
+
+        Args:
+            s: the state.
+            value: the loss.
+            products: of the parameters with gradient and momentum, and of momentum and direction.
+            beta: the decay of the averages.
+            weight: the sum of their weights.
+
+        Returns:
+            :math:`\tau`, :math:`1 + \alpha w`, the factor of the parameters in the step, and slots.
+        """
+        along, slope, square = products
+        barf, gamma = ema(value, s.barf, beta), ema(along, s.gamma, beta)
+        shrink = 1 + self.learning_rate * self.weight_decay
+        bound = self.lower_bound if self.adapt_lower_bound else None
+        model = _Model(barf - gamma, slope, square, weight, shrink, bound)
+        tau, lower = model.step(self.learning_rate, s.lb)
+        decay = self.learning_rate * self.weight_decay / shrink
+        return tau, shrink, decay, {"barf": barf, "gamma": gamma, "lb": lower}
+
+
 @transformation
 def momo(
     learning_rate: NonNegative = 1.0,
@@ -138,12 +175,10 @@ def momo(
     >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
+    options = _Options(learning_rate, weight_decay, lower_bound, adapt_lower_bound)
 
     def slots(p: Array) -> dict[str, Array]:
         return {"exp_avg": zeros_like(p, compute_dtype(p.dtype))}
-
-    def numbers(p: list[Array]) -> dict[str, Any]:
-        return {"barf": 0.0, "gamma": 0.0, "lb": lower_bound}
 
     def momentum(g: list[Array], s: Any, p: list[Array], b: Array) -> Any:
         """The momentum, and the inner products of the model."""
@@ -161,17 +196,13 @@ def momo(
 
     def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
         b = jnp.where(t.number == 1, 0.0, beta)
-        d, (along, slope, square) = momentum_and_products(g, s, p, b)
-        barf, gamma = ema(value, s.barf, b), ema(along, s.gamma, b)
-        shrink = 1 + learning_rate * weight_decay
-        bound = lower_bound if adapt_lower_bound else None
-        model = _Model(barf - gamma, slope, square, 1.0, shrink, bound)
-        tau, lower = model.step(learning_rate, s.lb)
-        decay, scale = learning_rate * weight_decay / shrink, tau / shrink
+        d, products = momentum_and_products(g, s, p, b)
+        tau, shrink, decay, new = options.step(s, value, products, b, 1.0)
+        scale = tau / shrink
         directions = jax.tree.map(lambda d, p: -decay * p - scale * d, d, p)
-        return directions, {"exp_avg": d, "barf": barf, "gamma": gamma, "lb": lower}
+        return directions, {"exp_avg": d, **new}
 
-    return treewise(MomoState, slots, rule, start=numbers)
+    return treewise(MomoState, slots, rule, start=options.numbers())
 
 
 @transformation
@@ -225,6 +256,7 @@ def momo_adam(
     >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
+    options = _Options(learning_rate, weight_decay, lower_bound, adapt_lower_bound)
 
     def slots(p: Array) -> dict[str, Array]:
         return {
@@ -232,23 +264,9 @@ def momo_adam(
             "exp_avg_sq": zeros_like(p, accumulator_dtype(p)),
         }
 
-    def numbers(p: list[Array]) -> dict[str, Any]:
-        return {"barf": 0.0, "gamma": 0.0, "lb": lower_bound}
-
     def averages(g: list[Array], s: Any) -> tuple[list[Array], list[Array]]:
         d = jax.tree.map(lambda g, d: ema(g, d, b1), g, s.exp_avg)
         return d, jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
-
-    def model(s: Any, t: Step, value: Array, products: Any) -> Any:
-        """The factors of parameter and direction in the step, and the new numbers of the tree."""
-        along, slope, square = products
-        barf, gamma = ema(value, s.barf, b1), ema(along, s.gamma, b1)
-        shrink = 1 + learning_rate * weight_decay
-        bound = lower_bound if adapt_lower_bound else None
-        truncated_model = _Model(barf - gamma, slope, square, t.bias_correction(b1), shrink, bound)
-        tau, lower = truncated_model.step(learning_rate, s.lb)
-        decay = learning_rate * weight_decay / shrink
-        return tau, shrink, decay, {"barf": barf, "gamma": gamma, "lb": lower}
 
     def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
         d, square = averages(g, s)
@@ -257,7 +275,8 @@ def momo_adam(
             return d / (eps + numerics.root(v / t.bias_correction(b2)))
 
         u = jax.tree.map(scaled, d, square)
-        tau, shrink, decay, new = model(s, t, value, (_inner(g, p), _inner(d, p), _inner(d, u)))
+        products = _inner(g, p), _inner(d, p), _inner(d, u)
+        tau, shrink, decay, new = options.step(s, value, products, b1, t.bias_correction(b1))
         directions = jax.tree.map(lambda u, p: -decay * p - tau / shrink * u, u, p)
         return directions, {"exp_avg": d, "exp_avg_sq": square, **new}
 
@@ -275,7 +294,8 @@ def momo_adam(
 
         u = jax.tree.map(lambda d, v: recompute(scaled, d, v, after=t), d, square)
         sums = sums_in_one_pass(_products(g, p), _products(d, p), _products(d, u))
-        tau, shrink, decay, new = model(s, t, value, (*sums[:2], root * sums[2]))
+        products = *sums[:2], root * sums[2]
+        tau, shrink, decay, new = options.step(s, value, products, b1, t.bias_correction(b1))
         scale = tau * root / shrink
 
         def direction(d: Array, v: Array, p: Array) -> Array:
@@ -284,4 +304,4 @@ def momo_adam(
         directions = jax.tree.map(direction, d, square, p)
         return directions, {"exp_avg": d, "exp_avg_sq": square, **new}
 
-    return treewise(MomoAdamState, slots, planned(rule, plan), start=numbers)
+    return treewise(MomoAdamState, slots, planned(rule, plan), start=options.numbers())

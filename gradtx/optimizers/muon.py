@@ -87,7 +87,7 @@ def scale_by_muon(
         bias_correction: divide by :math:`1 - \beta^t`, as Optax does; without it the momentum is
             that of the author's code, :math:`(1 - \beta) g_t + \beta \mu_t` with Nesterov momentum.
         adaptive: multiply by :math:`\langle \hat\mu, u \rangle`, the dual norm of the momentum.
-        preconditioning: what the first iterate is divided by: the Frobenius norm, the spectral
+        preconditioning: the divisor of the first iterate: the Frobenius norm, the spectral
             norm, ``"aol"`` (the root of the row sums of :math:`|A|`) or ``"schatten"`` (the
             Schatten-4 norm).
         weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a
@@ -283,7 +283,7 @@ def muon(
         nesterov: use Nesterov momentum; also in Adam.
         bias_correction: of the momentum, as in :func:`scale_by_muon`.
         adaptive: multiply by the dual norm of the momentum.
-        preconditioning: what the first iterate is divided by.
+        preconditioning: the divisor of the first iterate.
         adam_b1: Adam's first decay.
         adam_b2: Adam's second decay.
         adam_eps_root: Adam's second epsilon, under the root.
@@ -315,15 +315,12 @@ def muon(
     True
     """
     decay = add_cautious_decayed_weights if cautious_decay else add_decayed_weights
+    positional = (ns_coeffs, ns_steps, beta, eps, mu_dtype)
 
     def matrices(numbers: Any) -> GradientTransformation:
         return chain(
             scale_by_muon(
-                ns_coeffs,
-                ns_steps,
-                beta,
-                eps,
-                mu_dtype,
+                *positional,
                 nesterov=nesterov,
                 bias_correction=bias_correction,
                 adaptive=adaptive,

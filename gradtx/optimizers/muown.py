@@ -87,60 +87,11 @@ def sizes_and_directions(
     """
     name = "sizes_and_directions"
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
+    on_each = functools.partial(_on_each, name, dimensions)
     of_sizes, of_directions = map(with_extra_args_support, (sizes, directions))
 
-    def on_each(function: Callable[..., Any], tree: Any, *others: Any) -> list[Any]:
-        """``function(matrices, leaf, ...)`` of each leaf and those of trees like it.
-
-        It is traced once for all leaves that are alike; a leaf that is None is left out.
-        """
-        leaves, treedef = leaves_with_path(tree)
-        numbers = dimensions.of(name, tree)
-        columns = [aligned(f"{name}: two trees differ", tree, treedef, t) for t in others]
-        alike: dict[Matrices, list[int]] = {}
-        for i, (path, x) in enumerate(leaves):
-            if x is None:
-                continue
-            if is_rows(x):
-                raise refused_rows(name, path)
-            if numbers[i] is None:
-                raise ValueError(
-                    f"{name}: the dimension numbers of {path_string(path)!r} are None, and every "
-                    "leaf must be a matrix: use muown, or a mask"
-                )
-            how = as_matrices(name, path, x.shape, numbers[i])
-            alike.setdefault(how, []).append(i)
-        by_index: dict[int, Any] = {}
-        for how, members in alike.items():
-            calls = [(leaves[i][1], *(column[i] for column in columns)) for i in members]
-            results = traced_once(name, functools.partial(function, how), calls)
-            by_index |= zip(members, results, strict=True)
-        return [by_index[i] for i in sorted(by_index)]
-
-    def first(how: Matrices, p: Array) -> Array:
-        return jnp.maximum(_sizes(how.take(widen(p))), _LEAST)
-
-    def divided(how: Matrices, g: Array, p: Array, size: Array, length: Array) -> Any:
-        """The derivatives by size and direction, and the direction."""
-        g, unit = how.take(widen(g)), how.take(widen(p)) / size[:, None]
-        along = jnp.sum((unit.conj() * g).real, -2)
-        turning = (size / length)[:, None] * (g - unit * along[:, None])
-        return along, how.put(turning), how.put(unit * length[:, None])
-
-    def joined(how: Matrices, step: Array, v: Array, m: Array, p: Array) -> Any:
-        """The update, and the length of the new direction."""
-        v = how.take(v) + how.take(widen(step))
-        length = jnp.maximum(_sizes(v), _LEAST)
-        new = how.put((m / length)[:, None] * v)
-        return cast(new - widen(p), p.dtype), length
-
-    def made(tree: Any, parts: Iterable[Any]) -> Any:
-        """A tree of `parts` like `tree`, None where that has None."""
-        rest = iter(parts)
-        return jax.tree.map(lambda x: None if x is None else next(rest), tree, is_leaf=is_leaf)
-
     def init(params: Params) -> State:
-        size = made(params, on_each(first, params))
+        size = _tree_like(params, on_each(_lengths_of_weights, params))
         length = jax.tree.map(jnp.copy, size)  # a buffer cannot be donated twice
         start = of_directions.init(jax.tree.map(widen, params))
         return SizesAndDirectionsState(size, length, of_sizes.init(size), start)
@@ -149,24 +100,90 @@ def sizes_and_directions(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed(name, updates, params)
-        parts = on_each(divided, updates, params, state.size, state.length)
-        by_size, by_direction, v = (made(updates, (part[i] for part in parts)) for i in range(3))
+        parts = on_each(_derivatives, updates, params, state.size, state.length)
+        by_size, by_direction, v = (_tree_like(updates, each) for each in _columns(parts, 3))
         moved, sizes_state = of_sizes.update(
             by_size, state.sizes, state.size, **inner_step.extra_args
         )
         turned, directions_state = inner_step(by_direction, state.directions, v)
         size = merge(tree.add(state.size, moved), state.size)  # a leaf may have no gradient
-        ends = on_each(joined, turned, v, size, params)
-        out, length = (made(updates, (end[i] for end in ends)) for i in range(2))
+        ends = on_each(_update, turned, v, size, params)
+        out, length = (_tree_like(updates, each) for each in _columns(ends, 2))
         length = merge(length, state.length)
         return out, SizesAndDirectionsState(size, length, sizes_state, directions_state)
 
     return around(of_directions, init, run)
 
 
-def _sizes(x: Array) -> Array:
+def _on_each(
+    name: str,
+    dimensions: MatrixDimensions,
+    function: Callable[..., Any],
+    tree: Any,
+    *others: Any,
+) -> list[Any]:
+    """``function(matrices, leaf, ...)`` of each leaf and those of trees like it.
+
+    It is traced once for all leaves that are alike; a leaf that is None is left out.
+    """
+    leaves, treedef = leaves_with_path(tree)
+    numbers = dimensions.of(name, tree)
+    columns = [aligned(f"{name}: two trees differ", tree, treedef, t) for t in others]
+    alike: dict[Matrices, list[int]] = {}
+    for i, (path, x) in enumerate(leaves):
+        if x is None:
+            continue
+        if is_rows(x):
+            raise refused_rows(name, path)
+        if numbers[i] is None:
+            raise ValueError(
+                f"{name}: the dimension numbers of {path_string(path)!r} are None, and every "
+                "leaf must be a matrix: use muown, or a mask"
+            )
+        alike.setdefault(as_matrices(name, path, x.shape, numbers[i]), []).append(i)
+    by_index: dict[int, Any] = {}
+    for matrices, members in alike.items():
+        calls = [(leaves[i][1], *(column[i] for column in columns)) for i in members]
+        results = traced_once(name, functools.partial(function, matrices), calls)
+        by_index |= zip(members, results, strict=True)
+    return [by_index[i] for i in sorted(by_index)]
+
+
+def _lengths(x: Array) -> Array:
     """The length of each column of each matrix, in at least float32."""
     return jnp.squeeze(norm(x, -2, costly=True).number, -2)
+
+
+def _lengths_of_weights(matrices: Matrices, p: Array) -> Array:
+    """The first sizes: the length of the weights of each output, not quite 0."""
+    return jnp.maximum(_lengths(matrices.take(widen(p))), _LEAST)
+
+
+def _derivatives(matrices: Matrices, g: Array, p: Array, size: Array, length: Array) -> Any:
+    """The derivatives by size and direction, and the direction."""
+    g, unit = matrices.take(widen(g)), matrices.take(widen(p)) / size[:, None]
+    by_size = jnp.sum((unit.conj() * g).real, -2)
+    by_direction = (size / length)[:, None] * (g - unit * by_size[:, None])
+    return by_size, matrices.put(by_direction), matrices.put(unit * length[:, None])
+
+
+def _update(matrices: Matrices, step: Array, v: Array, size: Array, p: Array) -> Any:
+    """The update, and the length of the new direction."""
+    v = matrices.take(v) + matrices.take(widen(step))
+    length = jnp.maximum(_lengths(v), _LEAST)
+    new = matrices.put((size / length)[:, None] * v)
+    return cast(new - widen(p), p.dtype), length
+
+
+def _tree_like(tree: Any, leaves: Iterable[Any]) -> Any:
+    """A tree with these leaves where `tree` has some, None where that has None."""
+    rest = iter(leaves)
+    return jax.tree.map(lambda x: None if x is None else next(rest), tree, is_leaf=is_leaf)
+
+
+def _columns(rows: list[Any], count: int) -> list[list[Any]]:
+    """The first results of all leaves, the second ones, and so on: also if there is no leaf."""
+    return [[row[i] for row in rows] for i in range(count)]
 
 
 @optimizer

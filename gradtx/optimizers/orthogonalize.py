@@ -36,7 +36,7 @@ def orthogonalize(
         ns_coeffs: coefficients of the Newton-Schulz iteration, as in :func:`scale_by_muon`.
         ns_steps: iterations, at least 1.
         eps: added to the norm by which the first iterate is divided.
-        preconditioning: what the first iterate is divided by.
+        preconditioning: the divisor of the first iterate.
         weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them, or a function from the
             updates to such a tree; leaves whose numbers are None pass through unchanged.
         ns_dtype: the type in which to iterate, as in :func:`scale_by_muon`.

@@ -40,6 +40,68 @@ class ProdigyState(NamedTuple):
     count: Counter
 
 
+class _Options(NamedTuple):
+    """Hyperparameters under the names of :func:`prodigy`."""
+
+    learning_rate: Any
+    b1: Any
+    b2: Any
+    b3: Any
+    eps: Any
+    estim_lr0: Any
+    estim_lr_coef: Any
+    weight_decay: Any
+    safeguard_warmup: bool
+    bias_correction: bool
+
+    def rate(self, s: Any, t: Step) -> Array:
+        r"""The rate of this step, :math:`\lambda_t`."""
+        rate = s.estim_lr * self.learning_rate
+        if self.bias_correction:
+            rate = rate * (jnp.sqrt(t.bias_correction(self.b2)) / t.bias_correction(self.b1))
+        return rate
+
+
+def _step(
+    g: list[Array], s: Any, t: Step, p: list[Array], chosen: list[bool], options: _Options
+) -> Any:
+    """The equations of :func:`prodigy`; the leaves that are `chosen` decay."""
+    d, rate = s.estim_lr, options.rate(s, t)
+    weight = d / options.estim_lr0 * (d if options.safeguard_warmup else rate)
+
+    def first(g: Array, m: Array) -> Array:
+        return ema(d * g, m, options.b1)
+
+    def second(g: Array, v: Array) -> Array:
+        return ema(abs_sq(d * g), v, options.b2)
+
+    def summed(g: Array, a: Array) -> Array:
+        return options.b3 * a + weight * g
+
+    def product(g: Array, start: Array, p: Array) -> Array:
+        return (jnp.conj(g) * (start - p)).real
+
+    def direction(m: Array, v: Array, p: Array, decays: bool) -> Array:
+        u = -rate * (m / (root(v) + new * options.eps))
+        return u - (options.weight_decay * rate) * p if decays else u
+
+    mean = jax.tree.map(first, g, s.exp_avg)
+    square = jax.tree.map(second, g, s.exp_avg_sq)
+    total = jax.tree.map(summed, g, s.grad_sum)
+    products = jax.tree.map(product, g, s.params0, p)
+    back, norm = sums_in_one_pass(products, jax.tree.map(jnp.abs, total))
+    numerator = options.b3 * s.numerator_weighted + d / options.estim_lr0 * rate * back
+    new = jnp.maximum(d, divide(options.estim_lr_coef * numerator, norm))
+    directions = jax.tree.map(direction, mean, square, p, chosen)
+    return directions, {
+        "exp_avg": mean,
+        "exp_avg_sq": square,
+        "grad_sum": total,
+        "estim_lr": new,
+        "numerator_weighted": numerator,
+    }
+
+
 @transformation
 def prodigy(
     learning_rate: NonNegative = 1.0,
@@ -108,6 +170,10 @@ def prodigy(
     """
     b1, b2 = betas
     b3 = b2**0.5 if beta3 is None else beta3
+    options = _Options(
+        *(learning_rate, b1, b2, b3, eps, estim_lr0, estim_lr_coef, weight_decay),
+        *(safeguard_warmup, bias_correction),
+    )
 
     def slots(p: Array) -> dict[str, Array]:
         wide = compute_dtype(p.dtype)
@@ -122,42 +188,6 @@ def prodigy(
         return {"estim_lr": estim_lr0, "numerator_weighted": 0.0}
 
     def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, chosen: list[bool]) -> Any:
-        d = s.estim_lr
-        rate = d * learning_rate
-        if bias_correction:
-            rate = rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
-        weight = d / estim_lr0 * (d if safeguard_warmup else rate)
-
-        def first(g: Array, m: Array) -> Array:
-            return ema(d * g, m, b1)
-
-        def second(g: Array, v: Array) -> Array:
-            return ema(abs_sq(d * g), v, b2)
-
-        def summed(g: Array, a: Array) -> Array:
-            return b3 * a + weight * g
-
-        def product(g: Array, start: Array, p: Array) -> Array:
-            return (jnp.conj(g) * (start - p)).real
-
-        def direction(m: Array, v: Array, p: Array, decays: bool) -> Array:
-            u = -rate * (m / (root(v) + new * eps))
-            return u - (weight_decay * rate) * p if decays else u
-
-        mean = jax.tree.map(first, g, s.exp_avg)
-        square = jax.tree.map(second, g, s.exp_avg_sq)
-        total = jax.tree.map(summed, g, s.grad_sum)
-        products = jax.tree.map(product, g, s.params0, p)
-        come, size = sums_in_one_pass(products, jax.tree.map(jnp.abs, total))
-        numerator = b3 * s.numerator_weighted + d / estim_lr0 * rate * come
-        new = jnp.maximum(d, divide(estim_lr_coef * numerator, size))
-        directions = jax.tree.map(direction, mean, square, p, chosen)
-        return directions, {
-            "exp_avg": mean,
-            "exp_avg_sq": square,
-            "grad_sum": total,
-            "estim_lr": new,
-            "numerator_weighted": numerator,
-        }
+        return _step(g, s, t, p, chosen, options)
 
     return treewise(ProdigyState, slots, rule, start=numbers, mask=weight_decay_mask)

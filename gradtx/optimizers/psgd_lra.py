@@ -87,8 +87,9 @@ def _inner(us: _Leaves, vs: _Leaves) -> Array:
 
 
 def _by_sums(c: Array, rows: Array) -> Array:
-    apart = c.reshape(*c.shape, *[1] * (rows.ndim - 1))
-    return jnp.sum(apart * rows[(None,) * (c.ndim - 1)], c.ndim - 1)
+    """``c @ rows``, without a product of matrices."""
+    factors = c.reshape(*c.shape, *[1] * (rows.ndim - 1))
+    return jnp.sum(factors * rows[(None,) * (c.ndim - 1)], c.ndim - 1)
 
 
 def _mixed(c: Array, rows: Array) -> Array:
@@ -116,6 +117,12 @@ def _applied(q: _Factor, xs: _Leaves) -> _Leaves:
     return [d * y for d, y in zip(q.diagonal, added(ys, vs, us), strict=True)]
 
 
+def _shrunk(w: _Leaves, max_rms: Any) -> _Leaves:
+    """The direction, its root mean square over all leaves at most `max_rms`."""
+    rms = root(norm_sq(w) / max(1, sum(x.size for x in w)))
+    return [x / jnp.maximum(1, rms / max_rms) for x in w]
+
+
 def _single(x: Array) -> Array:
     """In a type of 32 bits, in which random numbers are drawn: they are the same in every type."""
     return x.astype(jnp.complex64 if jnp.iscomplexobj(x) else jnp.float32)
@@ -131,6 +138,17 @@ def _columns(key: Array, like: PyTree) -> PyTree:
     return in_form_of(small, like)
 
 
+def _with_columns(tx: GradientTransformation) -> GradientTransformation:
+    """The transformation, with random columns in its first state."""
+
+    def init(params: Params) -> State:
+        state: Any = tx.init(params)
+        next_key, first = jax.random.split(state.key)
+        return state._replace(key=next_key, columns=_columns(first, state.columns))
+
+    return tx._replace(init=init)
+
+
 def _diagonal(like: _Leaves, xs: _Leaves, scale: Any, damping: Any) -> _Leaves:
     """The first diagonal: `scale`, or if that is None one that fits `xs`."""
     if scale is None:
@@ -140,6 +158,13 @@ def _diagonal(like: _Leaves, xs: _Leaves, scale: Any, damping: Any) -> _Leaves:
         scale = divide(jnp.ones_like(mean), jnp.sqrt(most) * mean ** (1 / 8))
         scale = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1)
     return [jnp.full_like(d, scale) for d in like]
+
+
+def _noisy(xs: _Leaves, vs: _Leaves, damping: Any) -> _Leaves:
+    """The vector `h` to which the preconditioner is fitted."""
+    return [
+        x + (damping + jnp.finfo(x.dtype).eps * jnp.abs(x)) * v for x, v in zip(xs, vs, strict=True)
+    ]
 
 
 def _balancing(gram: Array) -> Array:
@@ -332,33 +357,21 @@ def scale_by_psgd_lra(
 
         def fit(old: tuple[_Factor, Array]) -> tuple[_Factor, Array]:
             vs = random_like(noise, list(map(_single, xs)))
-            hs = [
-                x + (damping + jnp.finfo(x.dtype).eps * jnp.abs(x)) * v
-                for x, v in zip(xs, vs, strict=True)
-            ]
+            hs = _noisy(xs, vs, damping)
             coin = jax.random.uniform(side, dtype=jnp.float32) < 0.5
             new = _fitted(*old, hs, vs, coin, preconditioner_lr, norm_decay)
-            taken = jnp.all(jnp.isfinite(new[1])) & (_largest(xs) > 0)
-            return jax.tree.map(lambda x, y: jnp.where(taken, x, y), in_form_of(new, old), old)
+            accepted = jnp.all(jnp.isfinite(new[1])) & (_largest(xs) > 0)
+            return jax.tree.map(functools.partial(jnp.where, accepted), in_form_of(new, old), old)
 
         due = jax.random.uniform(chance, dtype=jnp.float32) < preconditioner_update_probability
         ds = branch(s.norms[2] == 0, begin, lambda ds: ds, s.diagonal)
         q, norms = branch(due, fit, lambda old: old, (_Factor(rows, ds), s.norms))
-        w = _applied(q, mu)
-        rms = root(norm_sq(w) / max(1, sum(x.size for x in w)))
-        u = [x / jnp.maximum(1, rms / max_rms) for x in w]
+        u = _shrunk(_applied(q, mu), max_rms)
         columns = [x.reshape(c.shape) for x, c in zip(q.rows, s.columns, strict=True)]
         new = {"mu": mu, "columns": columns, "diagonal": q.diagonal, "norms": norms}
         return [x / jnp.maximum(1, jnp.abs(x) / max_entry) for x in u], new
 
-    lifted = treewise(ScaleByPSGDLRAState, slots, rule, start=start)
-
-    def init(params: Params) -> State:
-        state: Any = lifted.init(params)
-        next_key, first = jax.random.split(state.key)
-        return state._replace(key=next_key, columns=_columns(first, state.columns))
-
-    return lifted._replace(init=init)
+    return _with_columns(treewise(ScaleByPSGDLRAState, slots, rule, start=start))
 
 
 @optimizer

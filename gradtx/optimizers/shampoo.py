@@ -29,7 +29,7 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.control import branch
-from gradtx.optimizers.soap import adam_of, gram
+from gradtx.optimizers.soap import adam_of, finite_or, gram
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 from gradtx.types.update_size import UpdateSize
@@ -199,15 +199,12 @@ def scale_by_shampoo(
         grafted = mean = debias(new["mu"], b1, t)
         if with_nu:
             grafted = divide(mean, numerics.root(debias(new["nu"], b2, t)) + grafting_eps)
-        _, rows, columns = g.shape
-        blocks = blocks_of(rows, columns, block_size)
+        blocks = blocks_of(g.shape[1], g.shape[2], block_size)
         cut = blocks.cut(g)
         left, right = gram(cut, s.left, b2), gram(cut.mT.conj(), s.right, b2)
 
         def rooted(x: Array, old: Array) -> Array:
-            new_root = inverse_root(debias(x, b2, t), root, eps)
-            works = jnp.all(jnp.isfinite(new_root), (-2, -1), keepdims=True)
-            return jnp.where(works, new_root, old)
+            return finite_or(inverse_root(debias(x, b2, t), root, eps), old)
 
         def fresh(roots: tuple[Array, Array]) -> tuple[Array, Array]:
             return rooted(left, roots[0]), rooted(right, roots[1])
@@ -215,9 +212,9 @@ def scale_by_shampoo(
         due = (t.count + (s.group if staggered else 0)) % precondition_frequency == 0
         roots = branch(due, fresh, lambda roots: roots, (s.left_root, s.right_root))
         d, a = roots[0] @ blocks.cut(mean) @ roots[1], blocks.cut(grafted)
-        there = frobenius_norm(d) > 0
+        has_roots = frobenius_norm(d) > 0
         ratio = 1.0 if grafting == "none" else divide(frobenius_norm(a), frobenius_norm(d))
-        u = blocks.joined(jnp.where(there, d * ratio, a))
+        u = blocks.joined(jnp.where(has_roots, d * ratio, a))
         factors = {"left": left, "right": right, "left_root": roots[0], "right_root": roots[1]}
         return u, new | factors
 

@@ -129,6 +129,27 @@ def adam_of(b1: Any, b2: Any, eps: Any, *, bias_correction: bool = True) -> Rule
     return adam
 
 
+def _sorted(grams: Bases, old: Bases, nu: Array) -> tuple[list[Array], Array]:
+    """The bases with their vectors sorted by eigenvalue, and `nu` in these."""
+    bases = list(old)
+    for i, axis in enumerate((-2, -1)):
+        if old[i].size:
+            order = by_eigenvalue(grams[i], old[i])
+            bases[i] = jnp.take_along_axis(old[i], order[..., None, :], -1)
+            nu = jnp.take_along_axis(nu, jnp.expand_dims(order, -3 - axis), axis)
+    return bases, nu
+
+
+def _identity_if(first: Any, old: Array) -> Array:
+    """The identity at the `first` step, where there is a basis at all."""
+    return old if old.size == 0 else jnp.where(first, identity_like(old), old)
+
+
+def _eigenvectors(gram: Array) -> Array:
+    """The eigenvectors of each matrix, or the identity where the decomposition failed."""
+    return finite_or(eigenbasis(gram), jnp.eye(gram.shape[-1], dtype=gram.dtype))
+
+
 def in_eigenbases(
     direction: RuleFn,
     curvature: Curvature,
@@ -151,41 +172,25 @@ def in_eigenbases(
             them.
     """
 
-    def by_size(grams: Bases, old: Bases, nu: Array) -> tuple[list[Array], Array]:
-        """The bases with their vectors sorted by eigenvalue, and `nu` in these."""
-        bases = list(old)
-        for i, axis in enumerate((-2, -1)):
-            if old[i].size:
-                order = by_eigenvalue(grams[i], old[i])
-                bases[i] = jnp.take_along_axis(old[i], order[..., None, :], -1)
-                nu = jnp.take_along_axis(nu, jnp.expand_dims(order, -3 - axis), axis)
-        return bases, nu
-
     def turned(grams: Bases, old: Bases, moments: dict[str, Array], first: Any) -> Any:
         """The moments in the next bases, and these; by products also at the `first` step."""
         new, bases = dict(moments), list(old)
         if basis == "qr":
             if ordered:
-                bases, new["nu"] = by_size(grams, old, new["nu"])
+                bases, new["nu"] = _sorted(grams, old, new["nu"])
             bases = list(map(orthogonal_iteration, grams, bases))
         else:
-            old = one_if(first, old[0]), one_if(first, old[1])
+            old = _identity_if(first, old[0]), _identity_if(first, old[1])
             bases = followed(grams, old, every, first)
         new["mu"] = rotated(rotated_back(moments["mu"], *old), *bases)
         return finite_or((new, tuple(bases)), (moments, old))
 
-    def one_if(first: Any, old: Array) -> Array:
-        return old if old.size == 0 else jnp.where(first, identity_like(old), old)
-
-    def eigenvectors(gram: Array) -> Array:
-        return finite_or(eigenbasis(gram), jnp.eye(gram.shape[-1], dtype=gram.dtype))
-
     @precise
     def rule(g: Array, s: Any, t: Step) -> Any:
-        old = s.left_basis, s.right_basis  # zero at the first step; then so is what is seen in them
-        some = any(each.size for each in old)
+        old = s.left_basis, s.right_basis  # zero at the first step; then so are gradients in them
+        has_basis = any(each.size for each in old)
         low = rotated(g, *old)
-        u, moments = direction(low, s, t.before() if some else t)
+        u, moments = direction(low, s, t.before() if has_basis else t)
         curvature_slots = curvature(g, low, s, t)
         grams = curvature_slots["left"], curvature_slots["right"]
 
@@ -193,7 +198,7 @@ def in_eigenbases(
         due = (t.count - 1 + offset) % every == 0
 
         def first(moments: Any) -> Any:
-            return moments, tuple(map(eigenvectors, grams))
+            return moments, tuple(map(_eigenvectors, grams))
 
         def later(moments: Any) -> Any:
             return branch(due, turn, keep, moments)
@@ -204,7 +209,7 @@ def in_eigenbases(
         def turn(moments: Any) -> Any:
             return turned(grams, old, moments, is_first)
 
-        if not some:
+        if not has_basis:
             moments, bases = keep(moments)
         elif basis == "qr":
             moments, bases = branch(is_first, first, later, moments)

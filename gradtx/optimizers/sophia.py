@@ -45,18 +45,18 @@ class _Moments(NamedTuple):
     nu: Slots
 
 
-class _Estimate(NamedTuple):
+class _Estimates(NamedTuple):
     """The estimate of the diagonal that a step makes or leaves out.
 
     Attributes:
-        made: ``() -> (estimates, state)``, an estimate for each leaf and the estimator's new state.
-        averaged: ``estimates -> nu``, the new average.
-        given: the gradients, like which the estimates are.
+        compute: ``() -> (estimates, state)``, an estimate for each leaf and the estimator's state.
+        average: ``estimates -> nu``, the new average.
+        gradients: those of the step, in whose types the estimates are.
     """
 
-    made: Callable[[], tuple[list[Any], State]]
-    averaged: Callable[[list[Any]], PyTree]
-    given: list[Any]
+    compute: Callable[[], tuple[list[Any], State]]
+    average: Callable[[list[Any]], PyTree]
+    gradients: list[Any]
 
 
 class _Curvature(NamedTuple):
@@ -65,7 +65,7 @@ class _Curvature(NamedTuple):
     Attributes:
         old, nu: the averages before and after the step.
         inner: the estimator's state after the step.
-        readers: for each leaf what is known once the loss has been read, or None.
+        readers: for each leaf an array that is known once the loss has been read, or None.
     """
 
     old: PyTree
@@ -74,33 +74,75 @@ class _Curvature(NamedTuple):
     readers: list[Any]
 
 
-def _at_every(update_interval: Any, state: SophiaState, estimate: _Estimate) -> _Curvature:
+def _at_every(update_interval: Any, state: SophiaState, estimates: _Estimates) -> _Curvature:
     """The formula: an estimate is averaged at steps 1, 1 + k, 1 + 2k, and so on."""
     old, inner = state.nu, state.hessian_fn_state
 
-    def made() -> tuple[PyTree, State, Array]:
-        h, inner = estimate.made()
-        return estimate.averaged(h), inner, jnp.ones([])
+    def averaged() -> tuple[PyTree, State, Array]:
+        h, inner = estimates.compute()
+        return estimates.average(h), inner, jnp.ones([])
 
     due = state.count % update_interval == 0
-    nu, now, read = branch(due, made, lambda: (old, inner, jnp.zeros([])))
-    return _Curvature(old, nu, now, [read] * len(estimate.given))
+    nu, now, read = branch(due, averaged, lambda: (old, inner, jnp.zeros([])))
+    return _Curvature(old, nu, now, [read] * len(estimates.gradients))
 
 
-def _estimated(state: SophiaState, estimate: _Estimate) -> _Curvature:
+def _if_due(state: SophiaState, estimates: _Estimates) -> _Curvature:
     """The plan for a loop in which an estimate is due."""
     # XLA for CPUs is not to know that it is: it then stores the estimate, which two kernels read,
     # and computes nothing of it before the loop.
     holds = delay(jnp.ones([]), after=cast(state.count, jnp.float32)) > 0
-    inner = state.hessian_fn_state
-    h, now = branch(holds, estimate.made, lambda: (tree.zeros_like(estimate.given), inner))
-    return _Curvature(state.nu, estimate.averaged(h), now, h)
+    inner, gradients = state.hessian_fn_state, estimates.gradients
+    h, now = branch(holds, estimates.compute, lambda: (tree.zeros_like(gradients), inner))
+    return _Curvature(state.nu, estimates.average(h), now, h)
 
 
-def _kept(state: SophiaState, estimate: _Estimate) -> _Curvature:
+def _if_not_due(state: SophiaState, estimates: _Estimates) -> _Curvature:
     """The plan for a loop in which none is due: the divisor is computed in the loop too."""
-    old, readers = inside(state.nu, state.count), [None] * len(estimate.given)
+    old, readers = inside(state.nu, state.count), [None] * len(estimates.gradients)
     return _Curvature(old, state.nu, state.hessian_fn_state, readers)
+
+
+def _estimates(
+    estimator: GradientTransformation,
+    b2: Any,
+    updates: Updates,
+    state: SophiaState,
+    params: Params,
+    extra_args: dict[str, Any],
+) -> _Estimates:
+    """The estimates at this step's parameters, from its gradients in float32 or wider."""
+    treedef: Any = leaves_with_path(updates)[1]
+    gradients = treedef.flatten_up_to(updates)
+
+    def compute() -> tuple[list[Any], State]:
+        h, inner = estimator.update(updates, state.hessian_fn_state, params, **extra_args)
+        pairs = zip(treedef.flatten_up_to(h), gradients, strict=True)
+        return [None if g is None else cast(h, g.dtype) for h, g in pairs], inner
+
+    def average(estimates: list[Any]) -> PyTree:
+        pairs = zip(estimates, treedef.flatten_up_to(state.nu), strict=True)
+        return treedef.unflatten(
+            [n if h is None else store(n, ema(h, load(n), b2)) for h, n in pairs]
+        )
+
+    return _Estimates(compute, average, gradients)
+
+
+def _native_state(state: State, estimator: GradientTransformation, params: Params) -> SophiaState:
+    """The state, or Optax's as one of gradtx: the branches must agree on one class."""
+    if isinstance(state, SophiaState):
+        return state
+    structure: Any = jax.tree.structure(jax.eval_shape(estimator.init, params))
+    inner = structure.unflatten(jax.tree.leaves(state.hessian_fn_state))
+    return SophiaState(state.count, state.mu, state.nu, inner)
+
+
+def _after(updates: Updates, readers: list[Any]) -> Updates:
+    """Updates that wait for the loss to read the parameters: overwritten later, without a copy."""
+    treedef: Any = leaves_with_path(updates)[1]
+    pairs = zip(treedef.flatten_up_to(updates), readers, strict=True)
+    return treedef.unflatten([u if u is None or h is None else delay(u, after=h) for u, h in pairs])
 
 
 @transformation
@@ -136,7 +178,7 @@ def scale_by_sophia(
             clipped.
         clip_threshold: :math:`\rho > 0`, or None for no clip.
         update_interval: :math:`k \ge 1`, steps from one estimate to the next.
-        hessian_diagonal_fn: what estimates :math:`\hat h` from its extra arguments;
+        hessian_diagonal_fn: the estimator of :math:`\hat h`, which reads the extra arguments;
             :func:`hutchinson_estimator_diag_hessian` unless given.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         verbose: whether to print the fraction of entries that are not clipped.
@@ -154,7 +196,7 @@ def scale_by_sophia(
     parameter's type.
 
     Raises:
-        ValueError: ``update`` is called without parameters, or without what the estimator needs.
+        ValueError: ``update`` is called without parameters, or without the estimator's arguments.
         TypeError: a leaf is complex or `Rows`.
 
     Source: H. Liu et al., Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
@@ -167,7 +209,7 @@ def scale_by_sophia(
     >>> u.round(4).tolist()
     [0.14000000059604645, -0.14000000059604645]
     """
-    estimator = chosen_estimator(hessian_diagonal_fn)
+    hessian = chosen_estimator(hessian_diagonal_fn)
 
     def slots(p: Array) -> dict[str, Array]:
         return moments(p, mu_dtype)
@@ -184,7 +226,7 @@ def scale_by_sophia(
 
     def init(params: Params) -> State:
         count, mu, nu = lifted.init(params)
-        return SophiaState(count, mu, nu, estimator.init(params))
+        return SophiaState(count, mu, nu, hessian.init(params))
 
     def update(
         updates: Updates,
@@ -195,36 +237,15 @@ def scale_by_sophia(
         **extra_args: Any,
     ) -> tuple[Updates, State]:
         wide, params, extra_args = asked("scale_by_sophia", updates, params, extra_args)
-        treedef: Any = leaves_with_path(updates)[1]
-        gradients = treedef.flatten_up_to(wide)
-        if not isinstance(state, SophiaState):  # Optax's: the branches must agree on one class
-            state_structure: Any = jax.tree.structure(jax.eval_shape(estimator.init, params))
-            estimated = state_structure.unflatten(jax.tree.leaves(state.hessian_fn_state))
-            state = SophiaState(state.count, state.mu, state.nu, estimated)
-
-        def made() -> tuple[list[Any], State]:
-            h, inner = estimator.update(wide, state.hessian_fn_state, params, **extra_args)
-            pairs = zip(treedef.flatten_up_to(h), gradients, strict=True)
-            return [None if g is None else cast(h, g.dtype) for h, g in pairs], inner
-
-        def averaged(estimates: list[Any]) -> PyTree:
-            pairs = zip(estimates, treedef.flatten_up_to(state.nu), strict=True)
-            return treedef.unflatten(
-                [n if h is None else store(n, ema(h, load(n), b2)) for h, n in pairs]
-            )
-
-        estimate = _Estimate(made, averaged, gradients)
+        state = _native_state(state, hessian, params)
+        estimates = _estimates(hessian, b2, wide, state, params, extra_args)
         if hessian_due is None:
-            curvature = _at_every(update_interval, state, estimate)
+            curvature = _at_every(update_interval, state, estimates)
         else:  # in one of the loops of `sophia`
-            curvature = (_estimated if hessian_due else _kept)(state, estimate)
+            curvature = (_if_due if hessian_due else _if_not_due)(state, estimates)
         nu = curvature.nu if hessian_first else curvature.old
         out, (count, mu, _) = lifted.update(updates, _Moments(state.count, state.mu, nu))
-        # Only once the estimate is made from the parameters may they be overwritten: no copy.
-        pairs = zip(treedef.flatten_up_to(out), curvature.readers, strict=True)
-        out = treedef.unflatten(
-            [u if u is None or h is None else delay(u, after=h) for u, h in pairs]
-        )
+        out = _after(out, curvature.readers)
         if verbose and clip_threshold is not None:
             _print_win_rate(out, clip_threshold, count, print_win_rate_every_n_steps)
         return out, SophiaState(count, mu, curvature.nu, curvature.inner)
@@ -233,6 +254,7 @@ def scale_by_sophia(
 
 
 def _print_win_rate(updates: Updates, threshold: Any, count: Array, every: Any) -> None:
+    """Print the fraction of entries below the clip, at every so many steps."""
     won = tree.sum(jax.tree.map(lambda u: jnp.sum(jnp.abs(u) < threshold), updates))
     due = (every > 0) & (count % jnp.maximum(every, 1) == 0)
     branch(
@@ -276,7 +298,7 @@ def sophia(
 
     Args:
         learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
-        b1: decay of the momentum; this and what is not named below as in :func:`scale_by_sophia`.
+        b1: decay of the momentum; this and those not listed below as in :func:`scale_by_sophia`.
         b2: decay of the Hessian's diagonal.
         eps: :math:`\epsilon > 0`, the least divisor.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
@@ -326,7 +348,7 @@ def sophia(
         scale_by_learning_rate(learning_rate),
     )
     tx, reading_old = chain(*links), chain_reading_old("nu", *links)
-    # An estimate before the step needs no copy; what a schedule returns only the link knows.
+    # An estimate before the step needs no copy; the value of a schedule only the link knows.
     if hessian_first or callable(update_interval):
         return tx
 

@@ -27,6 +27,25 @@ class ScaleByStableSpamState(NamedTuple):
     norm_square: NonNegativeSlots
 
 
+def _clipped(most: Array, limit: Array, g: Array) -> Array:
+    """The gradient over its largest entry, without spikes; squares of it do not underflow."""
+    x = g * jnp.where(most > 0, 1 / jnp.where(most > 0, most, 1), 0)
+    # A sum on a CPU computes signs in its own pass, where it would store a selection.
+    spike = jnp.sign(jnp.maximum(jnp.abs(x) - limit, 0))
+    return x * (1 - (1 - limit) * spike)
+
+
+def _since_reset(t: Step, reset_interval: Any) -> Step:
+    """This step by the steps that Adam's moments have seen, this one included."""
+
+    def count() -> Array:
+        k = jnp.asarray(reset_interval, t.count.dtype)
+        again = (k > 0) & (t.count >= k)
+        return jnp.where(again, t.count % jnp.maximum(k, 1) + 1, t.count)
+
+    return Step(t.once("since reset", 0, count), t.number.dtype)
+
+
 @transformation
 def scale_by_stable_spam(
     b1: Decay = 0.9,
@@ -89,13 +108,6 @@ def scale_by_stable_spam(
         of_leaf = {name: jnp.zeros([], accumulator_dtype(p)) for name in numbers}
         return moments(p, mu_dtype) | of_leaf
 
-    def clipped(most: Array, limit: Array, g: Array) -> Array:
-        """The gradient over its largest entry, without spikes; squares of it do not underflow."""
-        x = g * jnp.where(most > 0, 1 / jnp.where(most > 0, most, 1), 0)
-        # A sum on a CPU computes signs in its own pass, where it would store a selection.
-        spike = jnp.sign(jnp.maximum(jnp.abs(x) - limit, 0))
-        return x * (1 - (1 - limit) * spike)
-
     def sizes(g: Array, s: Any, t: Step) -> tuple[Array, Array, Array]:
         """The largest entry, the mean of it, and how much of it is above the clip."""
         most = jnp.max(jnp.abs(g), initial=0)
@@ -103,7 +115,7 @@ def scale_by_stable_spam(
         return most, largest, divide(debias(largest, gamma3, t), most)
 
     def smoothed(most: Array, square: Array, s: Any, t: Step) -> tuple[Array, dict[str, Array]]:
-        """The factor for the clipped gradient, whose sum of squares is given."""
+        """The factor for the clipped gradient, from its sum of squares."""
         length = numerics.root(square)
         norm = ema(most * length, s.norm, gamma1)
         norm_square = ema((most * length) ** 2, s.norm_square, gamma2)
@@ -111,14 +123,8 @@ def scale_by_stable_spam(
         factor = divide(debias(norm, gamma1, t), (root + eps) * length)
         return factor, {"norm": norm, "norm_square": norm_square}
 
-    def since_reset(t: Step) -> Array:
-        """How many steps Adam's moments have seen, this one included."""
-        k = jnp.asarray(reset_interval, t.count.dtype)
-        again = (k > 0) & (t.count >= k)
-        return jnp.where(again, t.count % jnp.maximum(k, 1) + 1, t.count)
-
     def adam(s: Any, t: Step, x: Array, square: Array) -> tuple[Array, dict[str, Array]]:
-        adam_step = Step(t.once("since reset", 0, lambda: since_reset(t)), t.number.dtype)
+        adam_step = _since_reset(t, reset_interval)
         not_first = jnp.where(adam_step.count > 1, 1, 0)
         mu, nu = ema(x, not_first * s.mu, b1), ema(square, not_first * s.nu, b2)
         u = debias(mu, b1, adam_step) / (numerics.root(debias(nu, b2, adam_step)) + eps)
@@ -126,7 +132,7 @@ def scale_by_stable_spam(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         most, largest, limit = sizes(g, s, t)
-        c = clipped(most, limit, g)
+        c = _clipped(most, limit, g)
         factor, norms = smoothed(most, sum_sq(c), s, t)
         u, adams = adam(s, t, c * factor, abs_sq(c * factor))
         return u, {"largest": largest, **norms, **adams}
@@ -134,11 +140,11 @@ def scale_by_stable_spam(
     def plan(g: Array, s: Any, t: Step) -> Any:
         """The clipped gradient is computed for its norm and for each moment, not stored."""
         most, largest, limit = sizes(g, s, t)
-        c = recompute(partial(clipped, most, limit), g, after=t)
+        c = recompute(partial(_clipped, most, limit), g, after=t)
         factor, norms = smoothed(most, sum_sq(c), s, t)
 
         def normalized(g: Array) -> Array:
-            return clipped(most, limit, g) * factor
+            return _clipped(most, limit, g) * factor
 
         x = partial(recompute, normalized, g)
         u, adams = adam(s, t, x(after=factor), abs_sq(x(after=t)))

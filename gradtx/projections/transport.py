@@ -7,6 +7,7 @@ arXiv:1702.05934.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -148,9 +149,9 @@ def _sums(name: str, path: str, x: Array, marginals: Any) -> Any:
 class _Search(NamedTuple):
     """Newton's method for the multipliers of the rows.
 
-    scale: the factor of the matrix; alpha: the multipliers; before: both at the last factor for
-    which they were found; plan: the matrix that follows; error: that of the sums of its rows, now
-    and one step earlier; damping: the part of the largest entry that is added to the diagonal.
+    scale: the factor of the matrix; alpha: the multipliers; before: both at the last factor that
+    had multipliers; plan: the matrix that follows; error: that of the sums of its rows, now and one
+    step earlier; damping: the part of the largest entry that is added to the diagonal.
     """
 
     step: Array
@@ -197,7 +198,50 @@ def _solved(matrix: Array, damping: Any, right: Array) -> Array:
     return jax.scipy.linalg.solve(damped, right, assume_a="pos")
 
 
-def _found(x: Array, a: Array, b: Array, tol: Any, max_steps: int) -> Array:
+def _error(plan: Array, a: Array) -> Array:
+    """The largest error of the sums of rows."""
+    return jnp.max(jnp.abs(a - jnp.sum(plan, 1)))
+
+
+def _next_scale(now: _Search, largest: Array) -> tuple[Array, Array, tuple[Array, Array]]:
+    """Once the rows are nearly right, the next factor, and where alpha is expected there."""
+    ready = now.error[0] <= 0.01 * largest
+    scale = jnp.where(ready, jnp.minimum(2 * now.scale, 1), now.scale)
+    old_scale, old = now.before
+    slope = divide(now.alpha - old, now.scale - old_scale)
+    alpha = now.alpha + (scale - now.scale) * slope
+    further = scale > now.scale
+    before = jnp.where(further, now.scale, old_scale), jnp.where(further, now.alpha, old)
+    return scale, alpha, before
+
+
+def _newton(x: Array, a: Array, b: Array, largest: Array, now: _Search) -> _Search:
+    """The search after a step of Newton's method; `largest` is the largest sum."""
+    scale, alpha, before = _next_scale(now, largest)
+    y = scale * x
+    # The best multipliers of rows given those of columns: none is far off.
+    alpha = -_thresholds(y + _plan(y, alpha, b)[1], a)
+    plan, _ = _plan(y, alpha, b)
+    missing = a - jnp.sum(plan, 1)
+    direction = _solved(_system(plan)[0], now.damping, missing)
+    further, _ = _plan(y, alpha + direction, b)
+    # The dual objective is concave. Its slope along the direction says if that went too far.
+    slope = jnp.vdot(missing, direction)
+    good = jnp.vdot(a - jnp.sum(further, 1), direction) >= -0.5 * slope
+    plan = jnp.where(good, further, plan)
+    least = 10 * float(jnp.finfo(x.dtype).eps)
+    return _Search(
+        now.step + 1,
+        scale,
+        jnp.where(good, alpha + direction, alpha),
+        before,
+        plan,
+        (_error(plan, a), now.error[0]),
+        jnp.where(good, jnp.maximum(now.damping / 3, least), 8 * now.damping),
+    )
+
+
+def _nearest(x: Array, a: Array, b: Array, tol: Any, max_steps: int) -> Array:
     """The projection of a matrix with no more rows than columns."""
     x = x - jnp.max(x, 1, keepdims=True)
     x = x - jnp.max(x, 0)
@@ -205,48 +249,11 @@ def _found(x: Array, a: Array, b: Array, tol: Any, max_steps: int) -> Array:
     span = -jnp.min(x, where=jnp.isfinite(x), initial=0)
     largest = jnp.maximum(jnp.max(a), jnp.max(b))
 
-    def error(plan: Array) -> Array:
-        return jnp.max(jnp.abs(a - jnp.sum(plan, 1)))
-
     def goes_on(now: _Search) -> Array:
         new, old = now.error
         # Rounding may leave more than tol; then on, as long as it becomes less.
         far = (new > tol * largest) & ((new > 8 * precision * span) | (new < old / 2))
         return (far | (now.scale < 1)) & (now.step < max_steps)
-
-    def next_scale(now: _Search) -> tuple[Array, Array, tuple[Array, Array]]:
-        """Once the rows are nearly right, the next factor, and where alpha is expected there."""
-        ready = now.error[0] <= 0.01 * largest
-        scale = jnp.where(ready, jnp.minimum(2 * now.scale, 1), now.scale)
-        old_scale, old = now.before
-        slope = divide(now.alpha - old, now.scale - old_scale)
-        alpha = now.alpha + (scale - now.scale) * slope
-        further = scale > now.scale
-        before = jnp.where(further, now.scale, old_scale), jnp.where(further, now.alpha, old)
-        return scale, alpha, before
-
-    def newton(now: _Search) -> _Search:
-        scale, alpha, before = next_scale(now)
-        y = scale * x
-        # The best multipliers of rows given those of columns: none is far off.
-        alpha = -_thresholds(y + _plan(y, alpha, b)[1], a)
-        plan, _ = _plan(y, alpha, b)
-        missing = a - jnp.sum(plan, 1)
-        direction = _solved(_system(plan)[0], now.damping, missing)
-        further, _ = _plan(y, alpha + direction, b)
-        # The dual objective is concave. Its slope along the direction says if that went too far.
-        slope = jnp.vdot(missing, direction)
-        good = jnp.vdot(a - jnp.sum(further, 1), direction) >= -0.5 * slope
-        plan = jnp.where(good, further, plan)
-        return _Search(
-            now.step + 1,
-            scale,
-            jnp.where(good, alpha + direction, alpha),
-            before,
-            plan,
-            (error(plan), now.error[0]),
-            jnp.where(good, jnp.maximum(now.damping / 3, 10 * precision), 8 * now.damping),
-        )
 
     scale = jnp.minimum(1, jnp.where(largest < span, largest / span, 1))
     alpha = -_thresholds(scale * x, a)
@@ -257,10 +264,10 @@ def _found(x: Array, a: Array, b: Array, tol: Any, max_steps: int) -> Array:
         alpha,
         (jnp.zeros_like(scale), jnp.zeros_like(alpha)),
         plan,
-        (error(plan), jnp.asarray(jnp.inf, x.dtype)),
+        (_error(plan, a), jnp.asarray(jnp.inf, x.dtype)),
         jnp.asarray(1e-3, x.dtype),
     )
-    last = jax.lax.while_loop(goes_on, newton, first)
+    last = jax.lax.while_loop(goes_on, partial(_newton, x, a, b, largest), first)
     return jnp.where(last.scale < 1, jnp.nan, last.plan)
 
 
@@ -269,7 +276,7 @@ def _projection(tol: Any, max_steps: int) -> Callable[[Array, Array, Array], Arr
 
     @jax.custom_jvp
     def project(x: Array, a: Array, b: Array) -> Array:
-        return _found(x, a, b, tol, max_steps)
+        return _nearest(x, a, b, tol, max_steps)
 
     @project.defjvp
     def differentiate(primals: Any, tangents: Any) -> tuple[Array, Array]:

@@ -38,12 +38,55 @@ class ScaleByBacktrackingLinesearchState(NamedTuple):
     info: BacktrackingLinesearchInfo
 
 
+class _Options(NamedTuple):
+    """Hyperparameters of a search, under the names of `scale_by_backtracking_linesearch`."""
+
+    max_backtracking_steps: Any
+    slope_rtol: Any
+    decrease_factor: Any
+    atol: Any
+    rtol: Any
+    store_grad: bool
+
+
 class _Backtracking(NamedTuple):
+    """The rate tried last, with the loss, its gradient, and by how much the condition is missed."""
+
     rate: Array
     value: Array
     grad: Updates
     error: Array
     count: Any
+
+
+def _search(line: Line, guess: Array, options: _Options) -> _Backtracking:
+    """The search, from the first rate to one that meets the condition."""
+    # Numbers here are finite, for users who have JAX look for infinite ones.
+    far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
+
+    def goes_on(now: _Backtracking) -> Array:
+        return ~(now.error <= options.atol) & (now.count <= options.max_backtracking_steps)
+
+    def step(now: _Backtracking) -> _Backtracking:
+        rate = jnp.where(now.count > 0, options.decrease_factor * now.rate, now.rate)
+        value, pull = jax.vjp(line.loss, line.point(rate))
+        sufficient = (1 + options.rtol) * line.value
+        error = value - sufficient - options.slope_rtol * rate * line.slope
+        error = jnp.where(jnp.isfinite(value), jnp.maximum(error, 0), far)
+        new = _Backtracking(rate, value, now.grad, error.astype(line.dtype), now.count + 1)
+        if options.store_grad:
+            # Only the last rate needs a gradient.
+            grad = branch(
+                goes_on(new),
+                lambda: now.grad,
+                lambda: conjugate(pull(jnp.ones_like(value))[0]),
+            )
+            new = new._replace(grad=grad)
+        return new._replace(rate=rate.astype(line.dtype))
+
+    grad = line.grad if options.store_grad else None
+    first = _Backtracking(guess, line.value, grad, far, jnp.zeros([], jnp.int32))
+    return repeat_while(goes_on, step, first)
 
 
 @transformation
@@ -79,8 +122,8 @@ def scale_by_backtracking_linesearch(
             :func:`value_and_grad_from_state`. :func:`solve` then evaluates no point twice.
         verbose: print a line when a search fails.
 
-    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`. Of the other
-    extra arguments, those that `value_fn` names are passed on to it.
+    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`, and passes on
+    to `value_fn` those of the others that it names.
 
     State: `ScaleByBacktrackingLinesearchState`, value and rate in at least float32. As in Optax,
     the value and the error are infinite before the first step, so under ``jax_debug_infs`` call
@@ -100,6 +143,7 @@ def scale_by_backtracking_linesearch(
     >>> bool(result.value < 1e-3)
     True
     """
+    options = _Options(max_backtracking_steps, slope_rtol, decrease_factor, atol, rtol, store_grad)
 
     def init(params: Params) -> State:
         dtype = value_dtype(params)
@@ -111,33 +155,6 @@ def scale_by_backtracking_linesearch(
             BacktrackingLinesearchInfo(jnp.zeros([], jnp.int32), error),
         )
 
-    def search(line: Line, guess: Array) -> _Backtracking:
-        # Numbers here are finite, for users who have JAX look for infinite ones.
-        far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
-
-        def going(now: _Backtracking) -> Array:
-            return ~(now.error <= atol) & (now.count <= max_backtracking_steps)
-
-        def body(now: _Backtracking) -> _Backtracking:
-            rate = jnp.where(now.count > 0, decrease_factor * now.rate, now.rate)
-            value, pull = jax.vjp(line.loss, line.point(rate))
-            error = value - (1 + rtol) * line.value - slope_rtol * rate * line.slope
-            error = jnp.where(jnp.isfinite(value), jnp.maximum(error, 0), far)
-            new = _Backtracking(rate, value, now.grad, error.astype(line.dtype), now.count + 1)
-            if store_grad:
-                # Only the last rate needs a gradient.
-                grad = branch(
-                    going(new),
-                    lambda: now.grad,
-                    lambda: conjugate(pull(jnp.ones_like(value))[0]),
-                )
-                new = new._replace(grad=grad)
-            return new._replace(rate=rate.astype(line.dtype))
-
-        grad = line.grad if store_grad else None
-        first = _Backtracking(guess, line.value, grad, far, jnp.zeros([], jnp.int32))
-        return repeat_while(going, body, first)
-
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
@@ -146,7 +163,7 @@ def scale_by_backtracking_linesearch(
         line = Line("scale_by_backtracking_linesearch", updates, params, extra_args)
         larger = jnp.minimum(increase_factor * state.learning_rate, max_learning_rate)
         guess = jnp.where(state.learning_rate > 0, larger, max_learning_rate)
-        final = search(line, guess.astype(line.dtype))
+        final = _search(line, guess.astype(line.dtype), options)
         if verbose:
             branch(final.error > atol, _print, lambda *_: None, final, line.slope)
         failed = final.error == jnp.finfo(final.error.dtype).max
@@ -154,7 +171,7 @@ def scale_by_backtracking_linesearch(
         grad = None
         if store_grad:
             grad = jax.tree.map(lambda n, o: jnp.where(failed, o, n), final.grad, line.grad)
-            grad = line.kept(grad, state.grad)
+            grad = line.stored(grad, state.grad)
         new = ScaleByBacktrackingLinesearchState(
             rate,
             jnp.where(failed, line.value, final.value),

@@ -1,4 +1,4 @@
-"""Gradients times the inverse second moment of what goes into their layers: Newton-Muon."""
+"""Gradients times the inverse second moment of the inputs of their layers: Newton-Muon."""
 
 import math
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def input_moments(inputs: Array, block_size: int | None = None) -> Array:
     r"""The second moment of the inputs of a layer, :math:`\frac{1}{N} \sum_i \bar z_i z_i^\top`.
 
     Args:
-        inputs: what is multiplied by the matrix from the right, ``(..., d)``; the mean is over all
+        inputs: the matrix multiplies them from the right, ``(..., d)``; the mean is over all
             axes but the last.
         block_size: divides `d`; then only the blocks of this size on the diagonal are computed. If
             `d` is not larger, there is one block.
@@ -104,8 +104,8 @@ def scale_by_input_moments(
             that is not longer is one block.
         weight_dimension_numbers: as in :func:`scale_by_muon`; the rows are the inputs.
 
-    ``update`` takes the moments as the extra argument ``input_moments``: a dict of what the
-    function :func:`input_moments` returns, by the path pattern of the matrices with these inputs,
+    ``update`` takes the moments as the extra argument ``input_moments``: a dict of results of
+    the function :func:`input_moments`, by the path pattern of the matrices with these inputs,
     ``{"*/attention/qkv": ...}``; ``(layers, d, d)`` for stacked layers. They are read at every
     `T`-th step, counted from 1, and need not be measured at the others. A matrix without moments,
     or with None for them, keeps its `P`. On several devices, average the moments first; under
@@ -135,33 +135,19 @@ def scale_by_input_moments(
     name = "scale_by_input_moments"
     dimensions = MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers)
 
-    def blocks_of(path: Any, how: Matrices) -> int:
-        """How many blocks the rows of a matrix are."""
-        if block_size is None or how.rows <= block_size:
-            return 1
-        if how.rows % block_size:
-            raise ValueError(
-                f"{name}: block_size={block_size} does not divide the {how.rows} rows of the "
-                f"matrix at {path_string(path)!r}"
-            )
-        return how.rows // block_size
-
     def init(params: Params) -> State:
         leaves, treedef = leaves_with_path(params)
-        inverses: list[Any] = []
-        for (path, p), number in zip(leaves, dimensions.of(name, params), strict=True):
-            if p is None or number is None:
-                inverses.append(None)
-                continue
-            how = as_matrices(name, path, p.shape, number)
-            count = blocks_of(path, how)
-            side = how.rows // count
-            identity = jnp.eye(side, dtype=compute_dtype(p.dtype))
-            inverses.append(jnp.tile(identity, (how.sizes[0] * count, 1, 1)))
-        averages = [None if one is None else initial * one for one in inverses]
-        return InputMomentsState(
-            jnp.zeros([], jnp.int32), treedef.unflatten(averages), treedef.unflatten(inverses)
-        )
+        numbers = dimensions.of(name, params)
+        inverses = [
+            None if p is None or number is None else _identities(name, path, p, number, block_size)
+            for (path, p), number in zip(leaves, numbers, strict=True)
+        ]
+        averages = [None if inverse is None else initial * inverse for inverse in inverses]
+        slots = map(treedef.unflatten, (averages, inverses))
+        return InputMomentsState(jnp.zeros([], jnp.int32), *slots)
+
+    def refresh(average: Array, inverse: Array, new: Array) -> tuple[Array, Array]:
+        return _refreshed(ema(new, average, decay), ridge, eps)
 
     def update(
         updates: Updates,
@@ -174,48 +160,68 @@ def scale_by_input_moments(
         del params, extra_args
         count = increment(state.count)
         due = count % every == 0
-        moments_by_pattern = {} if input_moments is None else input_moments
-        if not isinstance(moments_by_pattern, Mapping):
-            raise TypeError(f"{name}: input_moments must be a dict of moments by path pattern")
         leaves, treedef = leaves_with_path(updates)
-        problem = f"{name}: gradients and state are different trees"
         averages, inverses = (
-            aligned(problem, updates, treedef, x) for x in (state.average, state.inverse)
+            aligned(f"{name}: gradients and state are different trees", updates, treedef, x)
+            for x in (state.average, state.inverse)
         )
-        used: set[str] = set()
-        out = [g for _, g in leaves]
+        moments = _moments_of_leaves(name, input_moments, leaves, averages)
         numbers = dimensions.of(name, updates)
+        out = [g for _, g in leaves]
         for i, (path, g) in enumerate(leaves):
-            where = path_string(path)
-            if g is None or averages[i] is not None:
-                # A leaf without a gradient may be a matrix of another group, or a frozen one.
-                used |= {pattern for pattern in moments_by_pattern if matches(where, pattern)}
             if g is None or averages[i] is None:
                 continue
-            if is_rows(g):
-                raise refused_rows(name, path)
-            how = as_matrices(name, path, g.shape, numbers[i])
-            leaf_moments = of_path(
-                f"{name}: input_moments", moments_by_pattern, where, required=False
-            )
-            if leaf_moments is not None:
-                moments = _blocks(name, where, leaf_moments, averages[i], how)
+            matrices = as_matrices(name, path, g.shape, numbers[i])
+            if moments[i] is not None:
+                new = _blocks(name, path_string(path), moments[i], averages[i], matrices)
                 averages[i], inverses[i] = branch(
-                    due,
-                    lambda old, _, new: _refreshed(ema(new, old, decay), ridge, eps),
-                    lambda old, inverse, _: (old, inverse),
-                    averages[i],
-                    inverses[i],
-                    moments,
+                    due, refresh, lambda *slots: slots[:2], averages[i], inverses[i], new
                 )
-            out[i] = _multiplied(inverses[i], how, g)
-        if unused := sorted(set(moments_by_pattern) - used):
-            raise ValueError(f"{name}: input_moments: {unused[0]!r} matches no matrix")
-        return treedef.unflatten(out), InputMomentsState(
-            count, treedef.unflatten(averages), treedef.unflatten(inverses)
-        )
+            out[i] = _multiplied(inverses[i], matrices, g)
+        slots = map(treedef.unflatten, (averages, inverses))
+        return treedef.unflatten(out), InputMomentsState(count, *slots)
 
     return GradientTransformationExtraArgs(init, update)
+
+
+def _identities(name: str, path: Any, p: Array, numbers: Any, block_size: int | None) -> Array:
+    """The first inverse for the matrices of a leaf: an identity for each block of their rows."""
+    matrices = as_matrices(name, path, p.shape, numbers)
+    rows, blocks = matrices.rows, 1
+    if block_size is not None and rows > block_size:
+        if rows % block_size:
+            raise ValueError(
+                f"{name}: block_size={block_size} does not divide the {rows} rows of the matrix at "
+                f"{path_string(path)!r}"
+            )
+        blocks = rows // block_size
+    identity = jnp.eye(rows // blocks, dtype=compute_dtype(p.dtype))
+    return jnp.tile(identity, (matrices.sizes[0] * blocks, 1, 1))
+
+
+def _moments_of_leaves(
+    name: str, moments_by_pattern: Any, leaves: list[tuple[Any, Any]], averages: list[Any]
+) -> list[Any]:
+    """The moments of the inputs of each matrix with a gradient; None where none are passed."""
+    moments_by_pattern = {} if moments_by_pattern is None else moments_by_pattern
+    if not isinstance(moments_by_pattern, Mapping):
+        raise TypeError(f"{name}: input_moments must be a dict of moments by path pattern")
+    used: set[str] = set()
+    moments = []
+    for (path, g), average in zip(leaves, averages, strict=True):
+        where, leaf_moments = path_string(path), None
+        if g is None or average is not None:
+            # A leaf without a gradient may be a matrix of another group, or a frozen one.
+            used |= {pattern for pattern in moments_by_pattern if matches(where, pattern)}
+        if g is not None and average is not None:
+            if is_rows(g):
+                raise refused_rows(name, path)
+            argument = f"{name}: input_moments"
+            leaf_moments = of_path(argument, moments_by_pattern, where, required=False)
+        moments.append(leaf_moments)
+    if unused := sorted(set(moments_by_pattern) - used):
+        raise ValueError(f"{name}: input_moments: {unused[0]!r} matches no matrix")
+    return moments
 
 
 @precise
@@ -231,18 +237,19 @@ def _refreshed(average: Array, ridge: Any, eps: Any) -> tuple[Array, Array]:
 
 
 @precise
-def _multiplied(inverse: Array, how: Matrices, g: Array) -> Array:
+def _multiplied(inverse: Array, matrices: Matrices, g: Array) -> Array:
+    """The product of the inverse moments and a gradient."""
     count, side, _ = inverse.shape
-    x = how.take(widen(g)).reshape(count, side, how.columns)
-    return cast(how.put((inverse @ x).reshape(how.sizes)), g.dtype)
+    x = matrices.take(widen(g)).reshape(count, side, matrices.columns)
+    return cast(matrices.put((inverse @ x).reshape(matrices.sizes)), g.dtype)
 
 
-def _blocks(name: str, path: str, moments: Any, like: Array, how: Matrices) -> Array:
+def _blocks(name: str, path: str, moments: Any, like: Array, matrices: Matrices) -> Array:
     """The moments of the matrices of a leaf, as its average has them."""
     moments, (_, side, _) = jnp.asarray(moments), like.shape
-    _, rows, columns = how.axes
-    batch = tuple(how.split[axis] for axis in how.order[: -len(rows) - len(columns)])
-    count = max(how.rows, 1) // max(side, 1)
+    _, rows, columns = matrices.axes
+    batch = tuple(matrices.split[axis] for axis in matrices.order[: -len(rows) - len(columns)])
+    count = max(matrices.rows, 1) // max(side, 1)
     shape = (*batch, count, side, side)
     if moments.shape not in (shape, (*batch, side, side) if count == 1 else shape):
         raise ValueError(

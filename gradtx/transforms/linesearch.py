@@ -93,7 +93,7 @@ class Line:
     def slope_of(self, grad: Updates) -> Array:
         return vdot(grad, self.updates).real.astype(self.dtype)
 
-    def kept(self, grad: Updates, old: Updates) -> Updates:
+    def stored(self, grad: Updates, old: Updates) -> Updates:
         """`grad` in the types of the state, with the old leaves where there is no gradient."""
         return jax.tree.map(
             lambda o, g: o if g is None else g.astype(o.dtype), old, grad, is_leaf=is_leaf

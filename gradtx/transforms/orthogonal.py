@@ -175,6 +175,74 @@ def _norm(x: Array) -> Array:
     return root(jnp.sum(abs_sq(x), (-2, -1), keepdims=True))
 
 
+class _Iteration(NamedTuple):
+    """The Newton-Schulz iteration in two types.
+
+    wide: that in which products are summed, and of Gram matrices; narrow: that of the operands of
+    products and of `X` between iterations; None for the same.
+    """
+
+    wide: DType
+    narrow: DType | None
+
+    def product(self, x: Array, y: Array) -> Array:
+        """`X Y`, for operands in the narrow type."""
+        if self.narrow is None:
+            return x @ y
+        x, y = x.astype(self.narrow), y.astype(self.narrow)
+        return jnp.matmul(x, y, preferred_element_type=self.wide)
+
+    def rounded(self, x: Array) -> Array:
+        """An `X` between iterations."""
+        return x if self.narrow is None else x.astype(self.narrow)
+
+    def gram(self, x: Array) -> Array:
+        """`A = X X*`."""
+        return self.product(x, x.mT.conj())
+
+    def without_identity(self, a: Array, c: Array) -> Array:
+        """`F - a I`, for the coefficients `c`."""
+        return c[1] * a if len(c) == 2 else c[1] * a + c[2] * self.product(a, a)
+
+    def step(self, x: Array, a: Array, c: Array) -> Array:
+        """The next `X`."""
+        multiple = c[0] * cast(x, self.wide)
+        return self.rounded(multiple + self.product(self.without_identity(a, c), x))
+
+    def steps_on_gram(self, x: Array, a: Array, rows: Sequence[Array]) -> Array:
+        """The `X` after several iterations on `A`."""
+        identity = identity_like(a)
+        q: Any = None
+        for i, c in enumerate(rows):
+            z = self.without_identity(a, c)
+            q = c[0] * identity + z if q is None else c[0] * q + self.product(z, q)
+            if i + 1 < len(rows):
+                za = c[0] * a + self.product(z, a)
+                a = c[0] * za + self.product(za, z)
+        return self.rounded(self.product(q, x))
+
+
+def _first_iterate(
+    x: Array, how: str, eps: Any, iteration: _Iteration
+) -> tuple[Array, Array | None]:
+    """The first iterate, and its Gram matrix if the preconditioning computes that."""
+    a: Any = None
+    # By a power of 2, so that squares cannot overflow and all bits stay as they are.
+    shrink = _shrink(x)
+    x, eps = x * shrink, eps * shrink
+    if how == "frobenius":
+        x = x / (_norm(x) + eps)
+    elif how == "spectral":
+        x = x / (spectral_norm(x) + eps)
+    else:
+        a = iteration.gram(x)
+        of_rows = how == "aol"
+        size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True) if of_rows else _norm(a)
+        s = jax.lax.rsqrt(jnp.maximum(size, eps * shrink))
+        x, a = x * s, a * s * s.mT
+    return iteration.rounded(x), a
+
+
 def orthogonalized(
     x: Array,
     coeffs: Array,
@@ -201,7 +269,7 @@ def orthogonalized(
         x: a batch of matrices.
         coeffs: a row of coefficients, or one for each iteration; pairs have no `c`.
         steps: iterations if there is one row.
-        how: what the first iterate is divided by.
+        how: the preconditioning, which divides the first iterate.
         eps: added to that divisor.
         dtype: the type of the operands of products and of `X` between iterations. Products are
             summed, and `A` and `Q` kept, in the type of `x`.
@@ -210,66 +278,23 @@ def orthogonalized(
     Source of the iteration on `A`: J. Zhang et al., Gram Newton-Schulz: A Fast, Hardware-Aware
     Newton-Schulz Algorithm for Muon, 2026, which also restarts it.
     """
-    wide = x.shape[-2] <= x.shape[-1]
-    x = x if wide else x.mT  # the smaller Gram matrix
+    is_wide = x.shape[-2] <= x.shape[-1]
+    x = x if is_wide else x.mT  # the smaller Gram matrix
     rows = jnp.broadcast_to(coeffs, (steps, coeffs.size)) if coeffs.ndim == 1 else coeffs
     rows = rows.astype(real_dtype(x.dtype))
     if gram is None:
         gram = x.shape[-1] > _BREAK_EVEN * x.shape[-2]
-    full = x.dtype
     if dtype is not None and jnp.iscomplexobj(x):
         raise TypeError(f"a complex matrix is not orthogonalized in {dtype}: leave out ns_dtype")
-
-    def product(x: Array, y: Array) -> Array:
-        if dtype is None:
-            return x @ y
-        return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=full)
-
-    def rounded(x: Array) -> Array:
-        return x if dtype is None else x.astype(dtype)
-
-    def squared(x: Array) -> Array:
-        return product(x, x.mT.conj())
-
-    def without_identity(a: Array, c: Array) -> Array:
-        return c[1] * a if len(c) == 2 else c[1] * a + c[2] * product(a, a)
-
-    def iterate(x: Array, a: Array, c: Array) -> Array:
-        return rounded(c[0] * cast(x, full) + product(without_identity(a, c), x))
-
-    def iterate_on_gram(x: Array, a: Array, rows: Sequence[Array]) -> Array:
-        identity = identity_like(a)
-        q: Any = None
-        for i, c in enumerate(rows):
-            z = without_identity(a, c)
-            q = c[0] * identity + z if q is None else c[0] * q + product(z, q)
-            if i + 1 < len(rows):
-                za = c[0] * a + product(z, a)
-                a = c[0] * za + product(za, z)
-        return rounded(product(q, x))
-
-    a: Any = None
-    # By a power of 2, so that squares cannot overflow and all bits stay as they are.
-    shrink = _shrink(x)
-    x, eps = x * shrink, eps * shrink
-    if how == "frobenius":
-        x = x / (_norm(x) + eps)
-    elif how == "spectral":
-        x = x / (spectral_norm(x) + eps)
-    else:
-        a = squared(x)
-        of_rows = how == "aol"
-        size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True) if of_rows else _norm(a)
-        s = jax.lax.rsqrt(jnp.maximum(size, eps * shrink))
-        x, a = x * s, a * s * s.mT
-    x = rounded(x)
+    iteration = _Iteration(x.dtype, dtype)
+    x, a = _first_iterate(x, how, eps, iteration)
     if gram:
         for i in range(0, len(rows), _ITERATIONS_PER_GRAM):
-            a = squared(x) if a is None or i else a
-            x = iterate_on_gram(x, a, [*rows[i : i + _ITERATIONS_PER_GRAM]])
+            a = iteration.gram(x) if a is None or i else a
+            x = iteration.steps_on_gram(x, a, [*rows[i : i + _ITERATIONS_PER_GRAM]])
     else:
         if a is not None:
-            x, rows = iterate(x, a, rows[0]), rows[1:]
-        x = fold(lambda x, c: iterate(x, squared(x), c), x, rows)
-    x = cast(x, full)
-    return x if wide else x.mT
+            x, rows = iteration.step(x, a, rows[0]), rows[1:]
+        x = fold(lambda x, c: iteration.step(x, iteration.gram(x), c), x, rows)
+    x = cast(x, iteration.wide)
+    return x if is_wide else x.mT

@@ -18,7 +18,7 @@ _Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]
 
 
 class ReduceLROnPlateauState(NamedTuple):
-    """The current scale and what it depends on.
+    """The current scale, and the numbers on which it depends.
 
     scale, best_value, avg_value: f32[]; plateau_count, cooldown_count, count: i32[].
     """
@@ -29,6 +29,54 @@ class ReduceLROnPlateauState(NamedTuple):
     cooldown_count: Any
     count: WindowCounter
     avg_value: Any
+
+
+class _Options(NamedTuple):
+    """Hyperparameters under the names of `reduce_on_plateau`."""
+
+    factor: Any
+    patience: Any
+    rtol: Any
+    atol: Any
+    cooldown: Any
+    accumulation_size: Any
+    min_scale: Any
+
+
+def _check_metric(value: Any) -> None:
+    """Raise ValueError unless there is a metric, and it is one number."""
+    if value is None:
+        raise ArgumentError("reduce_on_plateau needs the metric: call update(..., value=loss)")
+    if jnp.ndim(value) != 0:
+        raise ValueError(
+            f"reduce_on_plateau: value must be one number, not of shape {jnp.shape(value)}"
+        )
+
+
+def _judged(
+    state: ReduceLROnPlateauState, value: Array, sign: float, options: _Options
+) -> ReduceLROnPlateauState:
+    """The state after a complete (averaged) value; `sign` is -1 where large values are good."""
+    largest = jnp.finfo(jnp.float32).max
+    none = state.best_value > largest if sign > 0 else state.best_value < -largest
+    best = sign * jnp.where(none, 0, state.best_value)
+    margin = jnp.where(jnp.isfinite(best), options.rtol * jnp.abs(best) + options.atol, 0)
+    first = sign * value <= largest
+    better = jnp.where(none, first, sign * value < best - margin)
+    waited = jnp.where(better, 0, increment(state.plateau_count))
+    cooling = state.cooldown_count > 0
+    reduce = ~cooling & (waited >= options.patience)
+    scale = jnp.where(reduce, state.scale * options.factor, state.scale)
+    return ReduceLROnPlateauState(
+        scale=jnp.maximum(scale, options.min_scale).astype(jnp.float32),
+        best_value=jnp.where(better, value, state.best_value),
+        plateau_count=jnp.where(cooling | reduce, 0, waited),
+        cooldown_count=jnp.where(
+            reduce, options.cooldown, jnp.maximum(state.cooldown_count - 1, 0)
+        ).astype(jnp.int32),
+        count=jnp.zeros([], jnp.int32),
+        avg_value=jnp.zeros([], jnp.float32),
+    )
 
 
 @transformation(native_schedules=True)
@@ -49,7 +97,7 @@ def reduce_on_plateau(
     :math:`v < b - r |b| - a` (minimum) or :math:`v > b + r |b| + a` (maximum).
 
     Args:
-        factor: what the scale is multiplied by, in :math:`(0, 1)`.
+        factor: the factor by which the scale is reduced, in :math:`(0, 1)`.
         patience: the number of values without improvement after which to reduce; at least 1.
         rtol: :math:`r` in :math:`[0, 1]`.
         atol: :math:`a \ge 0`; one of the two must be positive.
@@ -89,7 +137,7 @@ def reduce_on_plateau(
     >>> float(updates)
     -0.5
     """
-    options = (factor, patience, rtol, atol, cooldown, accumulation_size, min_scale)
+    options = _Options(factor, patience, rtol, atol, cooldown, accumulation_size, min_scale)
     if any(map(callable, options)):
         raise TypeError("reduce_on_plateau: its arguments are numbers or arrays, not schedules")
     if mode not in ("min", "max"):
@@ -109,29 +157,6 @@ def reduce_on_plateau(
             avg_value=jnp.zeros([], jnp.float32),
         )
 
-    def judged(state: ReduceLROnPlateauState, value: Array) -> ReduceLROnPlateauState:
-        """The state after a complete (averaged) value."""
-        largest = jnp.finfo(jnp.float32).max
-        none = state.best_value > largest if sign > 0 else state.best_value < -largest
-        best = sign * jnp.where(none, 0, state.best_value)
-        margin = jnp.where(jnp.isfinite(best), rtol * jnp.abs(best) + atol, 0)
-        first = sign * value <= largest
-        better = jnp.where(none, first, sign * value < best - margin)
-        waited = jnp.where(better, 0, increment(state.plateau_count))
-        cooling = state.cooldown_count > 0
-        reduce = ~cooling & (waited >= patience)
-        scale = jnp.where(reduce, state.scale * factor, state.scale)
-        return ReduceLROnPlateauState(
-            scale=jnp.maximum(scale, min_scale).astype(jnp.float32),
-            best_value=jnp.where(better, value, state.best_value),
-            plateau_count=jnp.where(cooling | reduce, 0, waited),
-            cooldown_count=jnp.where(
-                reduce, cooldown, jnp.maximum(state.cooldown_count - 1, 0)
-            ).astype(jnp.int32),
-            count=jnp.zeros([], jnp.int32),
-            avg_value=jnp.zeros([], jnp.float32),
-        )
-
     def update(
         updates: Updates,
         state: State,
@@ -141,20 +166,15 @@ def reduce_on_plateau(
         **extra_args: Any,
     ) -> tuple[Updates, State]:
         del params, extra_args
-        if value is None:
-            raise ArgumentError("reduce_on_plateau needs the metric: call update(..., value=loss)")
-        if jnp.ndim(value) != 0:
-            raise ValueError(
-                f"reduce_on_plateau: value must be one number, not of shape {jnp.shape(value)}"
-            )
+        _check_metric(value)
         count = increment(state.count)
         value = jnp.asarray(value, jnp.float32)
         average = state.avg_value + (value - state.avg_value) / count.astype(jnp.float32)
-        whole = judged(state, average)
-        part = state._replace(count=count, avg_value=average)
-        new = ReduceLROnPlateauState(
-            *(jnp.where(count >= accumulation_size, w, p) for w, p in zip(whole, part, strict=True))
-        )
+        judged = _judged(state, average, sign, options)
+        waiting = state._replace(count=count, avg_value=average)
+        complete = count >= accumulation_size
+        pairs = zip(judged, waiting, strict=True)
+        new = ReduceLROnPlateauState(*(jnp.where(complete, j, w) for j, w in pairs))
         scaled = tree.map_updates(lambda g: (widen(g) * new.scale).astype(g.dtype), updates)
         return scaled, new
 

@@ -10,7 +10,7 @@ from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import is_leaf
 from gradtx.numerics import Step, cast, compute_dtype, own_copy, widen
-from gradtx.transforms.momentum import kept_in
+from gradtx.transforms.momentum import slot_dtype
 from gradtx.types import Array, DType, Params, Slots, TreeScalar
 
 
@@ -92,7 +92,7 @@ def primal_averaging(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        dtype = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
+        dtype = compute_dtype(p.dtype) if state_dtype is None else slot_dtype(p, state_dtype)
         return {"z": own_copy(p, dtype)}
 
     def rule(u: Array, s: Any, t: Step, y: Array) -> Any:

@@ -1,5 +1,6 @@
 """The line search for smooth losses: sufficient decrease and small curvature."""
 
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -44,8 +45,26 @@ class ScaleByZoomLinesearchState(NamedTuple):
     info: ZoomLinesearchInfo
 
 
-class _ZoomSearch(NamedTuple):
-    """best: the lowest point so far, with its gradient; other: the far end of the interval."""
+class _Options(NamedTuple):
+    """The hyperparameters of a search, under the names of `scale_by_zoom_linesearch`."""
+
+    max_linesearch_steps: Any
+    max_learning_rate: Any
+    tol: Any
+    increase_factor: Any
+    slope_rtol: Any
+    curv_rtol: Any
+    approx_dec_rtol: Any
+    stepsize_precision: Any
+
+
+class _Search(NamedTuple):
+    """A search between two evaluations.
+
+    best: the lowest point so far; grad, errors: its gradient and by how much it misses the
+    conditions; other: the far end of the interval; bracketed: whether the interval holds a minimum;
+    width, width_before: of the interval, now and one evaluation earlier.
+    """
 
     trial: Array
     best: Point
@@ -59,7 +78,97 @@ class _ZoomSearch(NamedTuple):
     running: Array
 
 
-def _print(final: _ZoomSearch, slope: Array) -> None:
+def _errors(line: Line, point: Point, options: _Options) -> Any:
+    """By how much a point misses the conditions of decrease and of curvature."""
+    sound = jnp.isfinite(point.value) & jnp.isfinite(point.slope)
+    decrease = point.value - line.value - options.slope_rtol * point.rate * line.slope
+    if options.approx_dec_rtol is not None:
+        approximate = jnp.maximum(
+            point.slope - (2 * options.slope_rtol - 1) * line.slope,
+            point.value - line.value - options.approx_dec_rtol * jnp.abs(line.value),
+        )
+        decrease = jnp.minimum(decrease, approximate)
+    # An infinite factor requires nothing, even multiplied by a slope of zero.
+    factor = options.curv_rtol
+    asks = jnp.isfinite(factor)
+    curvature = jnp.abs(point.slope) - jnp.where(asks, factor, 0) * jnp.abs(line.slope)
+    curvature = jnp.where(asks, curvature, 0)
+    largest = jnp.finfo(line.dtype).max
+    errors = (jnp.where(sound, jnp.maximum(e, 0), largest) for e in (decrease, curvature))
+    return tuple(e.astype(line.dtype) for e in errors)
+
+
+def _first(line: Line, guess: Array, largest: Any) -> _Search:
+    """The search before its first evaluation: the interval is the start alone."""
+    # Numbers here are finite, for users who have JAX look for infinite ones.
+    far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
+    start = Point(jnp.zeros([], line.dtype), line.value, line.slope)
+    return _Search(
+        trial=jnp.minimum(guess, largest).astype(line.dtype),
+        best=start,
+        grad=line.grad,
+        other=start,
+        bracketed=jnp.array(False),
+        width=far,
+        width_before=far,
+        errors=(far, far),
+        count=jnp.zeros([], jnp.int32),
+        running=line.slope <= 0,
+    )
+
+
+def _narrowed(search: _Search, point: Point, increase_factor: Any) -> tuple[Any, ...]:
+    """The ends of the interval after an evaluation, if it holds a minimum, its width, and a trial.
+
+    The interval and the trial rate are those of Moré and Thuente.
+    """
+    step = point.rate - search.best.rate
+    least, most = point.rate + 1.1 * step, point.rate + 2 * increase_factor * step
+    best, other, bracketed, trial = next_interval(
+        search.best, search.other, point, search.bracketed, least, most
+    )
+    width = jnp.abs(other.rate - best.rate)
+    # An interval that shrinks slowly is halved.
+    halve = bracketed & (width >= 0.66 * search.width_before)
+    trial = jnp.where(halve, (best.rate + other.rate) / 2, trial)
+    return best, other, bracketed, width, trial
+
+
+def _step(line: Line, options: _Options, largest: Any, search: _Search) -> _Search:
+    """The search after one more evaluation of value and gradient."""
+    value, grad = line.evaluate(search.trial)
+    point = Point(search.trial, value, line.slope_of(grad))
+    errors = _errors(line, point, options)
+    met = (errors[0] <= options.tol) & (errors[1] <= options.tol)
+    count = search.count + 1
+    best, other, bracketed, width, trial = _narrowed(search, point, options.increase_factor)
+    trial = jnp.clip(trial, 0, largest).astype(line.dtype)
+
+    lower = point.value <= search.best.value
+    ends = best.rate, other.rate
+    spent = (trial <= jnp.minimum(*ends)) | (trial >= jnp.maximum(*ends))
+    short = options.stepsize_precision * jnp.minimum(1, jnp.maximum(*ends))
+    spent |= (width <= short) & (best.rate > 0)
+    spent = jnp.where(bracketed, spent, trial <= point.rate)
+
+    lowest = best, *choose(lower, (grad, errors), (search.grad, search.errors))
+    best, best_grad, best_errors = choose(met, (point, grad, errors), lowest)
+    return _Search(
+        trial,
+        best,
+        best_grad,
+        other,
+        bracketed,
+        width=jnp.where(bracketed, width, search.width),
+        width_before=jnp.where(bracketed, search.width, search.width_before),
+        errors=best_errors,
+        count=count,
+        running=~met & ~spent & (count < options.max_linesearch_steps),
+    )
+
+
+def _print(final: _Search, slope: Array) -> None:
+    """Print that a search failed."""
     jax.debug.print(
         "scale_by_zoom_linesearch: no sufficient decrease after {n} evaluations; the slope was "
         "{slope}, and the rate chosen is {rate}",
@@ -69,23 +178,16 @@ def _print(final: _ZoomSearch, slope: Array) -> None:
     )
 
 
-def _missed(line: Line, at: Point, slope_rtol: Any, curv_rtol: Any, approx: Any) -> Any:
-    """By how much a point misses the conditions of decrease and of curvature."""
-    sound = jnp.isfinite(at.value) & jnp.isfinite(at.slope)
-    decrease = at.value - line.value - slope_rtol * at.rate * line.slope
-    if approx is not None:
-        approximate = jnp.maximum(
-            at.slope - (2 * slope_rtol - 1) * line.slope,
-            at.value - line.value - approx * jnp.abs(line.value),
-        )
-        decrease = jnp.minimum(decrease, approximate)
-    # An infinite factor requires nothing, even multiplied by a slope of zero.
-    asks = jnp.isfinite(curv_rtol)
-    curvature = jnp.abs(at.slope) - jnp.where(asks, curv_rtol, 0) * jnp.abs(line.slope)
-    curvature = jnp.where(asks, curvature, 0)
-    far = jnp.finfo(line.dtype).max
-    missed = (jnp.where(sound, jnp.maximum(e, 0), far) for e in (decrease, curvature))
-    return tuple(e.astype(line.dtype) for e in missed)
+def _init(params: Params) -> State:
+    """The state before the first search."""
+    dtype = value_dtype(params)
+    value, decrease, curvature = (infinity(dtype) for _ in range(3))
+    return ScaleByZoomLinesearchState(
+        jnp.ones([], dtype),
+        value,
+        jax.tree.map(zeros_like, params),
+        ZoomLinesearchInfo(jnp.zeros([], jnp.int32), decrease, curvature),
+    )
 
 
 @transformation
@@ -125,7 +227,7 @@ def scale_by_zoom_linesearch(
         approx_dec_rtol: :math:`c_3 \ge 0`, or None not to use the approximate condition.
         stepsize_precision: an interval shorter than this is not searched further, if a lower loss
             was found; relative to its upper end where that is below 1 (Optax's is absolute).
-        initial_guess_strategy: what to try first: ``"one"``, or ``"keep"`` for the last rate.
+        initial_guess_strategy: the first trial: ``"one"``, or ``"keep"`` for the last rate.
         verbose: print a line when a search fails.
         lower: a bound on the parameters, which must be within their bounds already: a number, an
             array, or a tree of these like the parameters or a prefix of one; None for no bound,
@@ -161,80 +263,24 @@ def scale_by_zoom_linesearch(
             "scale_by_zoom_linesearch: initial_guess_strategy must be 'one' or 'keep', not "
             f"{initial_guess_strategy!r}"
         )
-    most = _LARGEST_STEP if max_learning_rate is None else max_learning_rate
+    options = _Options(
+        max_linesearch_steps,
+        _LARGEST_STEP if max_learning_rate is None else max_learning_rate,
+        tol,
+        increase_factor,
+        slope_rtol,
+        curv_rtol,
+        approx_dec_rtol,
+        stepsize_precision,
+    )
     box = Box("scale_by_zoom_linesearch", lower, upper)
     bounded = None if lower is None and upper is None else box
 
-    def init(params: Params) -> State:
-        dtype = value_dtype(params)
-        value, decrease, curvature = (infinity(dtype) for _ in range(3))
-        return ScaleByZoomLinesearchState(
-            jnp.ones([], dtype),
-            value,
-            jax.tree.map(zeros_like, params),
-            ZoomLinesearchInfo(jnp.zeros([], jnp.int32), decrease, curvature),
-        )
-
-    def search(line: Line, guess: Array) -> _ZoomSearch:
+    def search(line: Line, guess: Array) -> _Search:
+        most = options.max_learning_rate
         largest = most if bounded is None else line.reach(most)
-
-        def body(now: _ZoomSearch) -> _ZoomSearch:
-            value, grad = line.evaluate(now.trial)
-            at = Point(now.trial, value, line.slope_of(grad))
-            missed = _missed(line, at, slope_rtol, curv_rtol, approx_dec_rtol)
-            met = (missed[0] <= tol) & (missed[1] <= tol)
-            count = now.count + 1
-
-            step = at.rate - now.best.rate
-            least, most = at.rate + 1.1 * step, at.rate + 2 * increase_factor * step
-            best, other, bracketed, trial = next_interval(
-                now.best, now.other, at, now.bracketed, least, most
-            )
-            ends = best.rate, other.rate
-            width = jnp.abs(other.rate - best.rate)
-            # An interval that shrinks slowly is halved.
-            halve = bracketed & (width >= 0.66 * now.width_before)
-            trial = jnp.where(halve, (best.rate + other.rate) / 2, trial)
-            trial = jnp.clip(trial, 0, largest).astype(line.dtype)
-
-            lower = at.value <= now.best.value
-            spent = (trial <= jnp.minimum(*ends)) | (trial >= jnp.maximum(*ends))
-            short = stepsize_precision * jnp.minimum(1, jnp.maximum(*ends))
-            spent |= (width <= short) & (best.rate > 0)
-            spent = jnp.where(bracketed, spent, trial <= at.rate)
-            chosen = at, grad, missed
-            best, best_grad, best_errors = choose(
-                met, chosen, (best, *choose(lower, chosen[1:], (now.grad, now.errors)))
-            )
-            return _ZoomSearch(
-                trial,
-                best,
-                best_grad,
-                other,
-                bracketed,
-                jnp.where(bracketed, width, now.width),
-                jnp.where(bracketed, now.width, now.width_before),
-                best_errors,
-                count,
-                ~met & ~spent & (count < max_linesearch_steps),
-            )
-
-        # Numbers here are finite, for users who have JAX look for infinite ones.
-        far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
-        start = Point(jnp.zeros([], line.dtype), line.value, line.slope)
-        first = _ZoomSearch(
-            jnp.minimum(guess, largest).astype(line.dtype),
-            start,
-            line.grad,
-            start,
-            jnp.array(False),
-            far,
-            far,
-            (far, far),
-            jnp.zeros([], jnp.int32),
-            line.slope <= 0,
-        )
-        return repeat_while(lambda now: now.running, body, first)
+        step = partial(_step, line, options, largest)
+        return repeat_while(lambda now: now.running, step, _first(line, guess, largest))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -251,9 +297,9 @@ def scale_by_zoom_linesearch(
         new = ScaleByZoomLinesearchState(
             final.best.rate,
             final.best.value,
-            line.kept(final.grad, state.grad),
+            line.stored(final.grad, state.grad),
             ZoomLinesearchInfo(final.count, *final.errors),
         )
         return line.step(final.best.rate), in_types_of(new, state)
 
-    return GradientTransformationExtraArgs(init, update, facets=(Searches(),))
+    return GradientTransformationExtraArgs(_init, update, facets=(Searches(),))

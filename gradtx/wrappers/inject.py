@@ -114,7 +114,7 @@ def _is_strong(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "weak_type", False)
 
 
-def _kept(value: Any, like: Any, exact: bool) -> Array:
+def _in_declared_type(value: Any, like: Any, exact: bool) -> Array:
     """A computed hyperparameter as the state keeps it.
 
     It gets the type of `like`, the array it was declared with, if that is narrower than float32.
@@ -142,6 +142,26 @@ def _says_otherwise(factory: Callable[..., Any], name: str, value: Any) -> bool:
     return callable(value) or size_of(hint) is not None or hint in (int, float, int | None)
 
 
+def _by_kind(
+    factory: Callable[..., Any], arguments: dict[str, Any], static_args: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The arguments that are schedules, those that are numbers, and the others."""
+    schedules: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in arguments.items():
+        static = name in static_args or _says_otherwise(factory, name, value)
+        if static or isinstance(value, bool | np.bool_):
+            others[name] = value
+        elif callable(value) and not isinstance(value, GradientTransformation):
+            schedules[name] = value if _is_stateful(value) else WrappedSchedule(as_schedule(value))
+        elif isinstance(value, int | float | jax.Array | np.ndarray | np.number):
+            numbers[name] = value
+        else:
+            others[name] = value
+    return schedules, numbers, others
+
+
 @transformation
 def injected(
     inner_factory: Callable[..., GradientTransformation],
@@ -149,7 +169,7 @@ def injected(
     static_args: tuple[str, ...] = (),
     hyperparam_dtype: DType | None = None,
 ) -> GradientTransformation:
-    """The declared form of what :func:`inject_hyperparams` builds.
+    """The declared form of the transformation that :func:`inject_hyperparams` builds.
 
     To change a hyperparameter, prefer a schedule as its argument, or :func:`replace`.
 
@@ -165,19 +185,7 @@ def injected(
     >>> injected(gradtx.sgd, {"learning_rate": 0.1}).init(0.0).hyperparams
     {'learning_rate': Array(0.1, dtype=float32)}
     """
-    schedules: dict[str, Any] = {}
-    numbers: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in arguments.items():
-        static = name in static_args or _says_otherwise(inner_factory, name, value)
-        if static or isinstance(value, bool | np.bool_):
-            others[name] = value
-        elif callable(value) and not isinstance(value, GradientTransformation):
-            schedules[name] = value if _is_stateful(value) else WrappedSchedule(as_schedule(value))
-        elif isinstance(value, int | float | jax.Array | np.ndarray | np.number):
-            numbers[name] = value
-        else:
-            others[name] = value
+    schedules, numbers, others = _by_kind(inner_factory, arguments, static_args)
     if not schedules:
         _call(inner_factory, arguments)  # so that its errors are raised here
     exact = hyperparam_dtype is not None
@@ -193,7 +201,8 @@ def injected(
             name: _number(s(states[name]), dtype, exact) for name, s in schedules.items()
         }
         hyperparams = {
-            n: _kept(v, numbers[n], exact) if n in numbers else v for n, v in values.items()
+            n: _in_declared_type(v, numbers[n], exact) if n in numbers else v
+            for n, v in values.items()
         }
         return InjectStatefulHyperparamsState(
             jnp.zeros([], jnp.int32), hyperparams, states, built(values).init(params)
@@ -215,7 +224,8 @@ def injected(
         updates, inner = built(values).update(updates, state.inner_state, params, **extra_args)
         old_hyperparams = state.hyperparams
         hyperparams = {
-            n: _kept(v, old_hyperparams[n], exact) if n in numbers else v for n, v in values.items()
+            n: _in_declared_type(v, old_hyperparams[n], exact) if n in numbers else v
+            for n, v in values.items()
         }
         return updates, InjectStatefulHyperparamsState(
             increment(state.count), hyperparams, states, inner
@@ -233,7 +243,7 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: DType | None = None,
 ) -> Callable[..., GradientTransformation]:
-    """Put the numeric hyperparameters of a builder into the state of what it builds.
+    """Put the numeric hyperparameters of a builder into the state of its transformation.
 
     Kept for code written for Optax; every hyperparameter for which it makes sense takes a schedule
     or a `jax.Array` by itself, and :func:`replace` gives it another value.
@@ -251,9 +261,9 @@ def inject_hyperparams(
     Returns:
         A builder with the arguments of `inner_factory`, each of which may be a schedule:
         ``count -> value``, or an object with ``init()``, ``update(state, **extra_args)`` and
-        ``__call__(state, **extra_args)``. What it builds has an `InjectStatefulHyperparamsState`,
-        in which ``state.hyperparams["learning_rate"]`` may be read and, if it is not scheduled,
-        replaced, without recompiling.
+        ``__call__(state, **extra_args)``. The state of the transformation is an
+        `InjectStatefulHyperparamsState`, in which ``state.hyperparams["learning_rate"]`` may be
+        read and, if it is not scheduled, replaced, without recompiling.
 
     A hyperparameter in a state is traced: 1 - 0.999 taken in float32 is wrong by 1e-5, and
     1 - 0.9 by 2e-7. In a run that is chaotic that grows as any rounding does; with
@@ -299,7 +309,7 @@ def inject_stateful_hyperparams(
     Kept for code written for Optax; :func:`inject_hyperparams` is preferred.
 
     Args:
-        inner_factory: what builds the transformation; all arguments are as in that function.
+        inner_factory: the builder of the transformation; all arguments are as in that function.
         static_args: the names of the arguments that stay as they are.
         hyperparam_dtype: the type in which the others are kept.
 

@@ -105,13 +105,7 @@ def lookahead(
     ) -> tuple[Updates, State]:
         params = needed("lookahead", updates, params)
         paired = _is_pair(params)
-        kept_slow = getattr(state, "slow", None)  # an Optax state has no such field
-        if paired and kept_slow is not None:
-            raise ValueError(
-                "lookahead: the state is for the fast parameters alone; make it with "
-                "tx.init(LookaheadParams.init_synced(params))"
-            )
-        fast, slow = (params.fast, params.slow) if paired else (params, kept_slow)
+        fast, slow = _fast_and_slow(state, params)
         if paired:
             inner_step = inner_step.seen_as(
                 lambda at: type(params)(at, slow), lambda grads: getattr(grads, "fast", grads)
@@ -119,15 +113,8 @@ def lookahead(
         updates = dense(updates)
         new, fast_state = inner_step(updates, state.fast_state, fast)
 
-        def moved(u: Any, p: Any, s: Array) -> Any:
-            """The next slow parameter."""
-            if u is None:
-                return s
-            s = widen(s)
-            return s + slow_step_size * (widen(p) + widen(u) - s)
-
         def sync() -> tuple[Updates, PyTree, State]:
-            target = jax.tree.map(moved, new, fast, slow, is_leaf=is_leaf)
+            target = _next_slow(slow_step_size, new, fast, slow)
             to_fast = map_present(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
             new_fast_state = in_form_of(tx.init(fast), fast_state) if reset_state else fast_state
             if paired:
@@ -157,6 +144,31 @@ def lookahead(
 def _is_pair(params: Params) -> bool:
     """Whether these are a `LookaheadParams`, gradtx's or Optax's."""
     return getattr(params, "_fields", None) == LookaheadParams._fields
+
+
+def _fast_and_slow(state: Any, params: Params) -> tuple[Params, Params]:
+    """The fast parameters and the slow ones, which come with them or are in the state."""
+    slow = getattr(state, "slow", None)  # an Optax state has no such field
+    if not _is_pair(params):
+        return params, slow
+    if slow is not None:
+        raise ValueError(
+            "lookahead: the state is for the fast parameters alone; make it with "
+            "tx.init(LookaheadParams.init_synced(params))"
+        )
+    return params.fast, params.slow
+
+
+def _next_slow(step_size: Any, updates: Updates, fast: Params, slow: Params) -> Params:
+    """The slow parameters after a step towards the fast ones, in float32 or wider."""
+
+    def on_leaf(u: Any, p: Any, s: Array) -> Any:
+        if u is None:
+            return s
+        s = widen(s)
+        return s + step_size * (widen(p) + widen(u) - s)
+
+    return jax.tree.map(on_leaf, updates, fast, slow, is_leaf=is_leaf)
 
 
 def _where_slot(new: PyTree, old: PyTree) -> PyTree:

@@ -123,53 +123,23 @@ def mechanize(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed("mechanize", updates, params)
-        check_dense(updates)
-        first = state.count == 0
-        x0 = jax.tree.map(
-            lambda p, x: x if p is None else jnp.where(first, p, x),
-            params,
-            state.x0,
-            is_leaf=is_leaf,
-        )
+        _check_dense(updates)
+        x0 = _starting_point(state, params)
         factor = jnp.sum(state.s)
         h = product(factor, updates, params, x0, Step(state.count, factor.dtype))
         s, learned = tuned(state, h)
 
-        # The base optimizer runs last, when what it overwrites has been read: nothing is stored.
+        # The base optimizer runs last, when the arrays that it overwrites have been read.
         later = map_present(lambda g: delay(g, after=h, on="all"), updates)
         steps, base_state = inner_step(later, state.base_optimizer_state, params)
-        moves = map_present(moving(factor, jnp.sum(s), h), steps, params, x0)
+        moves = map_present(_moving(factor, jnp.sum(s), eps, h), steps, params, x0)
         return moves, MechanicState(base_state, increment(state.count), *learned, s, x0)
-
-    def check_dense(updates: Updates) -> None:
-        for path, g in leaves_with_path(updates)[0]:
-            if is_rows(g):
-                raise TypeError(
-                    f"mechanize moves every row and cannot run on the Rows at "
-                    f"{path_string(path)!r}: make the gradient dense with to_dense()"
-                )
 
     def product(factor: Array, updates: Updates, params: Params, x0: Params, t: Step) -> Array:
         """The paper's `h`: the way back to the start, over the factor, is minus the sum."""
         towards, pull, g_sq, p_sq = _sums(updates, params, x0, t)
         decay = divide(weight_decay * factor * root(bounded(g_sq)), root(p_sq) + eps)
         return (towards + decay * pull) / (factor + eps)
-
-    def moving(factor: Array, new: Array, h: Array) -> Callable[[Any, Any, Any], Any]:
-        """The step of a leaf, from the base optimizer's `u`, the parameter and its start."""
-
-        def move(u: Array, p: Array, x: Array) -> Array:
-            total = (widen(p) - widen(x)) / (factor + eps) + widen(u)
-            return widen(x) + new * total - widen(p)
-
-        shrinkage = 1 - new / (factor + eps)
-
-        def plan(u: Array, p: Array, x: Array) -> Array:
-            """The same step, by a formula that reads the parameter once, after `h` has read it."""
-            return new * widen(u) + shrinkage * (widen(x) - widen(delay(p, after=h, on="all")))
-
-        step = planned(move, plan)
-        return lambda u, p, x: cast(step(u, p, x), u.dtype)
 
     def tuned(state: Any, h: Array) -> tuple[Array, tuple[Array, Array, Array]]:
         """The parts of the factor, and the reward, the largest product and the squared ones."""
@@ -182,6 +152,43 @@ def mechanize(
         return divide(wealth, root(square) + eps), (reward, largest, square)
 
     return around(tx, init, run)
+
+
+def _check_dense(updates: Updates) -> None:
+    """Raise TypeError if a gradient is `Rows`."""
+    for path, g in leaves_with_path(updates)[0]:
+        if is_rows(g):
+            raise TypeError(
+                f"mechanize moves every row and cannot run on the Rows at "
+                f"{path_string(path)!r}: make the gradient dense with to_dense()"
+            )
+
+
+def _starting_point(state: Any, params: Params) -> Params:
+    """The parameters of the first update."""
+    first = state.count == 0
+
+    def start(p: Any, x0: Any) -> Any:
+        return x0 if p is None else jnp.where(first, p, x0)
+
+    return jax.tree.map(start, params, state.x0, is_leaf=is_leaf)
+
+
+def _moving(factor: Array, new: Array, eps: Any, h: Array) -> Callable[[Any, Any, Any], Any]:
+    """The step of a leaf, from the base optimizer's `u`, the parameter and its start."""
+
+    def move(u: Array, p: Array, x0: Array) -> Array:
+        total = (widen(p) - widen(x0)) / (factor + eps) + widen(u)
+        return widen(x0) + new * total - widen(p)
+
+    shrinkage = 1 - new / (factor + eps)
+
+    def plan(u: Array, p: Array, x0: Array) -> Array:
+        """The same step, by a formula that reads the parameter once, after `h` has read it."""
+        return new * widen(u) + shrinkage * (widen(x0) - widen(delay(p, after=h, on="all")))
+
+    step = planned(move, plan)
+    return lambda u, p, x0: cast(step(u, p, x0), u.dtype)
 
 
 def _read(updates: Updates, params: Params, x0: Params, t: Step) -> tuple[Array, ...]:

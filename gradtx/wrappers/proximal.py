@@ -25,7 +25,7 @@ from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, TreeSc
 
 
 class ProximalState(NamedTuple):
-    """The inner optimizer's state, and what the acceleration keeps.
+    """The inner optimizer's state, and that of the acceleration.
 
     previous: the parameters after the last proximal map, in float32 or wider; weight: f32[], the
     weight :math:`w` of the acceleration.
@@ -118,40 +118,25 @@ def proximal(
     def mapped(params: Params, rate: Any) -> Params:
         chosen = select(params, where)
         new = function(chosen, rate)
-        form: Any = jax.tree.structure(chosen)
-        if jax.tree.structure(new) != form:
+        structure: Any = jax.tree.structure(chosen)
+        if jax.tree.structure(new) != structure:
             raise ValueError("proximal: the penalty's map must return a tree like its own")
         return merge(new, params)
-
-    def point(
-        inner_step: InnerStep, updates: Updates, state: State, params: Params
-    ) -> tuple[Params, State]:
-        """The parameters after the map, in the types in which they are computed."""
-        grads = map_present(lambda g: widen(jnp.asarray(g)), updates)
-        # A gradient of zero does not tell the rate; one of ones does.
-        none = _highest(grads) == 0
-        seen = map_present(lambda g: jnp.where(none, jnp.ones_like(g), g), grads)
-        steps, state = inner_step(seen, state, params)
-        rate = _highest(steps) / _highest(seen)
-
-        def stepped(u: Array, g: Array, p: Any) -> Array:
-            return _wide(p) + jnp.where(none, -rate * g, widen(u))
-
-        moved = map_present(stepped, steps, grads, params)
-        return mapped(moved, rate), state
 
     def plain(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = _checked(updates, params)
-        new, state = point(inner_step, updates, state, params)
+        point, rate, state = _stepped(inner_step, updates, state, params)
+        new = mapped(point, rate)
         return _difference(new, params, updates), state
 
     def extrapolated(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = _checked(updates, params)
-        new, inner_state = point(inner_step, updates, state.inner_state, params)
+        point, rate, inner_state = _stepped(inner_step, updates, state.inner_state, params)
+        new = mapped(point, rate)
         step = map_present(lambda a, b: a - widen(b), new, state.previous)
         turned = map_present(lambda p, a: _wide(p) - a, params, new)
         back = tree.vdot(turned, step).real > 0
@@ -169,6 +154,23 @@ def proximal(
 
     start, run = (init, extrapolated) if accelerated else (None, plain)
     return around(tx, start, run, facets=(Nearest(mapped, where, at_own_rate=True),))
+
+
+def _stepped(
+    inner_step: InnerStep, updates: Updates, state: State, params: Params
+) -> tuple[Params, Array, State]:
+    """The parameters after the inner step, in float32 or wider, its rate, and its state."""
+    grads = map_present(lambda g: widen(jnp.asarray(g)), updates)
+    # A gradient of zero does not tell the rate; one of ones does.
+    none = _highest(grads) == 0
+    seen = map_present(lambda g: jnp.where(none, jnp.ones_like(g), g), grads)
+    steps, state = inner_step(seen, state, params)
+    rate = _highest(steps) / _highest(seen)
+
+    def on_leaf(u: Array, g: Array, p: Any) -> Array:
+        return _wide(p) + jnp.where(none, -rate * g, widen(u))
+
+    return map_present(on_leaf, steps, grads, params), rate, state
 
 
 def _no_rate(tx: GradientTransformation) -> str:

@@ -61,6 +61,76 @@ def _latest(first: Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(on_leaf, new, old, is_leaf=is_leaf)
 
 
+class _SharpnessAware(NamedTuple):
+    """The steps of :func:`sam`; with `blend`, of :func:`gsam`.
+
+    blend: makes one gradient of the first, at the outer parameters, and the last.
+    """
+
+    adversary: GradientTransformation
+    sync_period: Any
+    reset_state: bool
+    batch_axis_name: str | None
+    blend: Blend | None
+
+    def climb(self, updates: Updates, state: State, params: Params) -> tuple[Updates, State]:
+        """The adversary's updates, with their sign reversed."""
+        against, state = self.adversary.update(updates, state, params)
+        return tree.scale(-1, against), state
+
+    def transparent(
+        self, outer: InnerStep, updates: Updates, state: Any, params: Params
+    ) -> tuple[Updates, State]:
+        """One move: a climb, or from the worse point a step of the outer parameters."""
+        first = state.steps_since_sync == 0
+        steps = increment(state.steps_since_sync)
+        last = steps >= self.sync_period
+        cache = _latest(first, params, state.cache)
+        clean = None if self.blend is None else _latest(first, updates, state.gradient)
+
+        def step() -> tuple[Updates, State, State]:
+            grads = updates if self.blend is None else self.blend(clean, updates)
+            # The value and the gradient among the extra arguments are those of the worse point.
+            new, opt_state = outer.elsewhere()(grads, state.opt_state, cache, grad_fn=None)
+            back = map_present(lambda u, c, p: widen(c) - widen(p) + widen(u), new, cache, params)
+            adv_state = self.adversary.init(cache) if self.reset_state else state.adv_state
+            opt_state = in_form_of(opt_state, state.opt_state)
+            return in_form_of(back, updates), opt_state, in_form_of(adv_state, state.adv_state)
+
+        def worsen() -> tuple[Updates, State, State]:
+            new, adv_state = self.climb(updates, state.adv_state, params)
+            return in_form_of(new, updates), state.opt_state, in_form_of(adv_state, state.adv_state)
+
+        new, opt_state, adv_state = branch(last, step, worsen)
+        state = state._replace(
+            steps_since_sync=jnp.where(last, 0, steps),
+            opt_state=opt_state,
+            adv_state=adv_state,
+            cache=cache,
+        )
+        return new, state if self.blend is None else state._replace(gradient=clean)
+
+    def opaque(
+        self, outer: InnerStep, updates: Updates, state: Any, params: Params
+    ) -> tuple[Updates, State]:
+        """All climbs, and the step."""
+        grad_fn: Any = outer.extra_args.get("grad_fn")
+        if grad_fn is None:
+            raise ValueError("sam in opaque mode needs update(..., grad_fn=(params, i) -> grads)")
+        worse, grads, adv_state = params, updates, state.adv_state
+        for i in range(self.sync_period - 1):
+            uphill, adv_state = self.climb(grads, adv_state, worse)
+            worse = apply_updates(worse, uphill)
+            grads = grad_fn(worse, i)
+            if self.batch_axis_name is not None:
+                grads = jax.lax.pmean(grads, self.batch_axis_name)
+        grads = grads if self.blend is None else self.blend(updates, grads)
+        if self.reset_state:
+            adv_state = self.adversary.init(params)
+        new, opt_state = outer(grads, state.opt_state, params, grad_fn=None)
+        return new, state._replace(opt_state=opt_state, adv_state=adv_state)
+
+
 def _sharpness_aware(
     optimizer: GradientTransformation,
     adv_optimizer: GradientTransformation,
@@ -77,6 +147,8 @@ def _sharpness_aware(
             "sam: in opaque mode sync_period says how often a step calls grad_fn, and must be a "
             "Python integer"
         )
+    moves = _SharpnessAware(adversary, sync_period, reset_state, batch_axis_name, blend)
+    step = moves.opaque if opaque_mode else moves.transparent
 
     def init(params: Params) -> State:
         cache = None if opaque_mode else jax.tree.map(jnp.array, params)
@@ -85,64 +157,9 @@ def _sharpness_aware(
             return SAMState(*parts)
         return GSAMState(*parts, None if opaque_mode else tree.zeros_like(params))
 
-    def climb(updates: Updates, state: State, params: Params) -> tuple[Updates, State]:
-        against, state = adversary.update(updates, state, params)
-        return tree.scale(-1, against), state
-
-    def transparent(
-        outer: InnerStep, updates: Updates, state: Any, params: Params
-    ) -> tuple[Updates, State]:
-        first = state.steps_since_sync == 0
-        steps = increment(state.steps_since_sync)
-        last = steps >= sync_period
-        cache = _latest(first, params, state.cache)
-        clean = None if blend is None else _latest(first, updates, state.gradient)
-
-        def step() -> tuple[Updates, State, State]:
-            grads = updates if blend is None else blend(clean, updates)
-            # The value and the gradient that were given are those of the worse point.
-            new, opt_state = outer.elsewhere()(grads, state.opt_state, cache, grad_fn=None)
-            back = map_present(lambda u, c, p: widen(c) - widen(p) + widen(u), new, cache, params)
-            adv_state = adversary.init(cache) if reset_state else state.adv_state
-            opt_state = in_form_of(opt_state, state.opt_state)
-            return in_form_of(back, updates), opt_state, in_form_of(adv_state, state.adv_state)
-
-        def worsen() -> tuple[Updates, State, State]:
-            new, adv_state = climb(updates, state.adv_state, params)
-            return in_form_of(new, updates), state.opt_state, in_form_of(adv_state, state.adv_state)
-
-        new, opt_state, adv_state = branch(last, step, worsen)
-        state = state._replace(
-            steps_since_sync=jnp.where(last, 0, steps),
-            opt_state=opt_state,
-            adv_state=adv_state,
-            cache=cache,
-        )
-        return new, state if blend is None else state._replace(gradient=clean)
-
-    def opaque(
-        outer: InnerStep, updates: Updates, state: Any, params: Params
-    ) -> tuple[Updates, State]:
-        grad_fn: Any = outer.extra_args.get("grad_fn")
-        if grad_fn is None:
-            raise ValueError("sam in opaque mode needs update(..., grad_fn=(params, i) -> grads)")
-        worse, grads, adv_state = params, updates, state.adv_state
-        for i in range(sync_period - 1):
-            uphill, adv_state = climb(grads, adv_state, worse)
-            worse = apply_updates(worse, uphill)
-            grads = grad_fn(worse, i)
-            if batch_axis_name is not None:
-                grads = jax.lax.pmean(grads, batch_axis_name)
-        grads = grads if blend is None else blend(updates, grads)
-        if reset_state:
-            adv_state = adversary.init(params)
-        new, opt_state = outer(grads, state.opt_state, params, grad_fn=None)
-        return new, state._replace(opt_state=opt_state, adv_state=adv_state)
-
     def run(
         outer: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        step = opaque if opaque_mode else transparent
         return step(outer, dense(updates), state, needed("sam", updates, params))
 
     return around(optimizer, init, run)

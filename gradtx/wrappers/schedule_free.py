@@ -1,6 +1,7 @@
 """Schedule-free learning: averaging in place of a decaying learning rate."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from gradtx.optimizers.sgd import sgd
 from gradtx.schedules.decay import linear_schedule
 from gradtx.schedules.piecewise import warmup_constant_schedule
 from gradtx.transforms.decay import add_decayed_weights
-from gradtx.transforms.momentum import kept_in
+from gradtx.transforms.momentum import slot_dtype
 from gradtx.transforms.primal_averaging import average_beyond
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, InnerState, Params, ParamsT, Slots, State, Updates
@@ -74,6 +75,40 @@ def schedule_free_eval_params(state: State, params: ParamsT) -> ParamsT:
             "eval_params(tx, state, params) finds one inside another state"
         )
     return ScheduleFreeState(state.b1, None, None, None, None, state.z).eval_params(params)
+
+
+def _at(hyperparameter: Any, count: Any, dtype: DType) -> Array:
+    """The value of a hyperparameter at a step."""
+    value = hyperparameter(count) if callable(hyperparameter) else hyperparameter
+    return jnp.asarray(value, dtype)
+
+
+def _first_iterate(state_dtype: DType | None, p: Any) -> Any:
+    """A copy of a parameter, in the type in which `z` is stored."""
+    p = jnp.asarray(p)
+    dtype = compute_dtype(p.dtype) if state_dtype is None else slot_dtype(p, state_dtype)
+    return own_copy(p, dtype)
+
+
+def _stepping(share: Array, old: Array, new: Array) -> Callable[[Array, Array, Array], Array]:
+    """The function that computes the step of y from the base update, the new z, and y.
+
+    `old` and `new` are the interpolation before and after the step.
+    """
+
+    def step(u: Array, z: Array, y: Array) -> Array:
+        x = (y - (1 - old) * (z - u)) / old
+        x = (1 - share) * x + share * z
+        return new * x + (1 - new) * z - y
+
+    towards = share - (new / old - 1) * (1 - share)  # a schedule of b1 moves y along x - z
+    direct = (1 - old) * (1 - towards)
+
+    def plan(u: Array, z: Array, y: Array) -> Array:
+        """The same step, by a formula without x that reads z once."""
+        return towards * (z - y) + direct * u
+
+    return planned(step, plan)
 
 
 @transformation(native_schedules=True)
@@ -139,51 +174,25 @@ def schedule_free(
     """
     base = with_extra_args_support(base_optimizer)
 
-    def at(hyperparameter: Any, count: Any, dtype: DType) -> Array:
-        value = hyperparameter(count) if callable(hyperparameter) else hyperparameter
-        return jnp.asarray(value, dtype)
-
-    def own(p: Any) -> Any:
-        p = jnp.asarray(p)
-        dtype = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
-        return own_copy(p, dtype)
-
     def init(params: Params) -> State:
         reals = [real_dtype(jnp.result_type(float, p)) for p in jax.tree.leaves(params)]
         dtype = jnp.result_type(jnp.float32, *reals)
         return ScheduleFreeState(
-            b1=at(b1, 0, dtype),
+            b1=_at(b1, 0, dtype),
             weight_sum=jnp.zeros([], dtype),
             step_count=jnp.ones([], jnp.int32),
             max_lr=jnp.zeros([], dtype),
             base_optimizer_state=base.init(params),
-            z=map_present(own, params),
+            z=map_present(partial(_first_iterate, state_dtype), params),
         )
 
     def weights(state: Any, count: Array) -> tuple[Array, Array, Array]:
         """The largest learning rate, the sum of weights, and the share of the newest iterate."""
         dtype = state.weight_sum.dtype
-        max_lr = jnp.maximum(state.max_lr, at(learning_rate, count, dtype))
-        weight = max_lr ** at(weight_lr_power, count, dtype)
+        max_lr = jnp.maximum(state.max_lr, _at(learning_rate, count, dtype))
+        weight = max_lr ** _at(weight_lr_power, count, dtype)
         weight_sum = state.weight_sum + weight
         return max_lr, weight_sum, divide(weight, weight_sum)
-
-    def stepping(share: Array, old: Array, new: Array) -> Callable[[Array, Array, Array], Array]:
-        """The function that computes the step of y from the base update, the new z, and y."""
-
-        def step(u: Array, z: Array, y: Array) -> Array:
-            x = (y - (1 - old) * (z - u)) / old
-            x = (1 - share) * x + share * z
-            return new * x + (1 - new) * z - y
-
-        towards = share - (new / old - 1) * (1 - share)  # a schedule of b1 moves y along x - z
-        direct = (1 - old) * (1 - towards)
-
-        def plan(u: Array, z: Array, y: Array) -> Array:
-            """The same step, by a formula without x that reads z once."""
-            return towards * (z - y) + direct * u
-
-        return planned(step, plan)
 
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
@@ -191,8 +200,8 @@ def schedule_free(
         params = needed("schedule_free", updates, params)
         count = state.step_count - 1
         max_lr, weight_sum, share = weights(state, count)
-        new = replace(state.b1, at(b1, count, weight_sum.dtype))
-        step = stepping(share, state.b1, new)
+        new = replace(state.b1, _at(b1, count, weight_sum.dtype))
+        step = _stepping(share, state.b1, new)
 
         moves, base_state = inner_step(updates, state.base_optimizer_state, params)
         moves = jax.tree.map(lambda u: u.to_dense() if is_rows(u) else u, moves, is_leaf=is_leaf)
