@@ -145,7 +145,7 @@ def _number(tolerance: Any) -> Any:
 
 
 class _Run(NamedTuple):
-    """The arguments of :func:`solve` that its program is compiled for."""
+    """The arguments of :func:`solve` for which its program is compiled."""
 
     max_steps: int
     record: bool
@@ -441,6 +441,107 @@ def _in_window(now: _Loop, point: _Anchor) -> tuple[Array, _Anchor]:
     return jax.lax.switch(left, (ends, is_about_to_end, goes_on), None)
 
 
+class _Descent(NamedTuple):
+    """The problem of :func:`solve`, and a turn of its loop.
+
+    trained: the trained parameters at the start, for the forms of its leaves.
+    """
+
+    loss_fn: Callable[..., Any]
+    run: _Run
+    tx: GradientTransformation
+    args: Any
+    tolerances: _Tolerances
+    trained: PyTree
+
+    def selected(self, params: Params) -> PyTree:
+        """The trained leaves of some parameters."""
+        return select(params, self.run.trainable.value)
+
+    def value_at(self, params: Params, leaves: PyTree) -> Array:
+        """The loss with some trained leaves in place of those of `params`."""
+        # A search in a group gives the leaves of its group alone.
+        merged = merge(packed_like(leaves, self.trained), params)
+        return scalar_loss(self.loss_fn, False, False)(merged, *self.args)[0]
+
+    def value_and_gradient(self, now: _Loop, scale: Array | None) -> tuple[Array, PyTree]:
+        """The loss and its gradient, times `scale`; those of a line search where it keeps both."""
+
+        def evaluate(_: None) -> tuple[Array, PyTree]:
+            options: Any = {"grad_loss": scale, "trainable": self.run.trainable.value}
+            return compute_gradients(self.loss_fn, now.params, *self.args, **options)
+
+        search = _evaluation(self.tx, now.state, now.value.dtype)
+        if search is None or scale is not None:
+            return evaluate(None)
+        stored = search.value.astype(now.value.dtype), packed_like(search.grad, self.trained)
+        return jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
+
+    def goes_on(self, now: _Loop) -> Array:
+        return (now.reason == StopReason.MAX_STEPS) & (now.steps < self.run.max_steps)
+
+    def turn(self, now: _Loop) -> _Loop:
+        """One step, unless the loop ends where it would start."""
+        tx, tolerances = self.tx, self.tolerances
+        scale = scale_in(tx, now.state)
+        value, scaled = self.value_and_gradient(now, scale)
+        grads = unscaled(scaled, scale)
+        at = self.selected(now.params)
+        finite, nan = jnp.isfinite(value) & all_finite(at), any_nan(grads)
+        point = _Anchor(at, value, global_norm(grads), jnp.array(False))
+        stuck, anchor = _in_window(now, jax.lax.stop_gradient(point))
+        arrived, flat = _arrived(tx, tolerances.tol, at, grads), tolerances.value(value, now.before)
+        done = finite & ~nan & (arrived | flat | stuck)
+
+        value_fn = functools.partial(self.value_at, now.params)
+        extra = {"value": value, "grad": grads, "value_fn": value_fn}
+        moves = finite & ~done & (~nan | (scale is not None))
+        new, state = jax.lax.cond(
+            moves,
+            lambda _: apply_gradients(tx, scaled, now.params, now.state, **extra),
+            lambda _: (now.params, now.state),
+            None,
+        )
+        steps = now.steps + jnp.where(done, 0, 1)
+        fell = _fell(scale, scale_in(tx, state))
+        anchor = anchor._replace(value=jnp.where(fell, jnp.inf, anchor.value))
+        still = _same(new, now.params) & ~fell
+        # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
+        waiting = jax.lax.cond(
+            still & moves,
+            lambda _: _waits(tx, scaled, now.state, at, extra),
+            lambda _: jnp.array(False),
+            None,
+        )
+        near = moves & ~still & ~fell & tolerances.params(self.selected(new), at)
+        evaluated = _evaluated(tx, state, value, still, moves)
+        still |= moves & _goes_by_roundings(self.run, evaluated, value, self.selected(new), at)
+        reason = _first_that_holds(
+            (~finite | (nan & ~fell), StopReason.DIVERGED),
+            (done & arrived, StopReason.TOL),
+            (done & flat, StopReason.FTOL),
+            (done | (still & ~waiting), StopReason.STILL),
+            (near, StopReason.XTOL),
+        )
+        before, path = jnp.where(still | fell, jnp.nan, value), _recorded(now, new, value)
+        return _Loop(new, state, *evaluated, before, steps, reason, anchor, path)
+
+    def solution(self, last: _Loop) -> Solution[Any]:
+        """The solution at the end of the loop, with the loss at its parameters."""
+        value = jax.lax.cond(
+            last.evaluated,
+            lambda _: last.value,
+            lambda _: self.value_at(last.params, self.selected(last.params)),
+            None,
+        )
+        sound = jnp.isfinite(value) & all_finite(self.selected(last.params))
+        ended = last.reason != StopReason.MAX_STEPS
+        reason = jnp.where(ended | sound, last.reason, StopReason.DIVERGED).astype(jnp.int32)
+        path = _to_the_end(last, value) if self.run.record else None
+        status = _status(reason)
+        return Solution(last.params, last.state, value, last.steps, status, path, reason)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _solve(
     loss_fn: Callable[..., Any],
@@ -450,92 +551,17 @@ def _solve(
     args: Any,
     tolerances: _Tolerances,
 ) -> Solution[ParamsT]:
-    max_steps, record, where = run.max_steps, run.record, run.trainable.value
+    where = run.trainable.value
     if not run.unrolled:
         tx, params, args = without_derivative((tx, params, args), _NO_DERIVATIVE)
     params = _start(tx, params, where)
     trained = select(params, where)
-
-    def value_at(now: Params, at: PyTree) -> Array:
-        # A search in a group gives its own leaves alone; the others have moved since the start.
-        whole = merge(packed_like(at, trained), now)
-        return scalar_loss(loss_fn, False, False)(whole, *args)[0]
-
-    def body(now: _Loop) -> _Loop:
-        scale = scale_in(tx, now.state)
-
-        def evaluate(_: None) -> tuple[Array, PyTree]:
-            options: Any = {"grad_loss": scale, "trainable": where}
-            return compute_gradients(loss_fn, now.params, *args, **options)
-
-        found = _evaluation(tx, now.state, now.value.dtype)
-        if found is None or scale is not None:
-            value, scaled = evaluate(None)
-        else:
-            stored = found.value.astype(now.value.dtype), packed_like(found.grad, trained)
-            value, scaled = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
-        grads = unscaled(scaled, scale)
-        at = select(now.params, where)
-        finite, nan = jnp.isfinite(value) & all_finite(at), any_nan(grads)
-        point = _Anchor(at, value, global_norm(grads), jnp.array(False))
-        stuck, anchor = _in_window(now, jax.lax.stop_gradient(point))
-        arrived, flat = _arrived(tx, tolerances.tol, at, grads), tolerances.value(value, now.before)
-        done = finite & ~nan & (arrived | flat | stuck)
-
-        extra = {
-            "value": value,
-            "grad": grads,
-            "value_fn": functools.partial(value_at, now.params),
-        }
-
-        def move(_: None) -> tuple[Params, State]:
-            return apply_gradients(tx, scaled, now.params, now.state, **extra)
-
-        go = finite & ~done & (~nan | (scale is not None))
-        new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
-        steps = now.steps + jnp.where(done, 0, 1)
-        fell = _fell(scale, scale_in(tx, state))
-        anchor = anchor._replace(value=jnp.where(fell, jnp.inf, anchor.value))
-        still = _same(new, now.params) & ~fell
-        # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
-        waiting = jax.lax.cond(
-            still & go,
-            lambda _: _waits(tx, scaled, now.state, at, extra),
-            lambda _: jnp.array(False),
-            None,
-        )
-        near = go & ~still & ~fell & tolerances.params(select(new, where), at)
-        known = _known(tx, state, value, still, go)
-        still |= go & _goes_by_roundings(run, known, value, select(new, where), at)
-        reason = _first_that_holds(
-            (~finite | (nan & ~fell), StopReason.DIVERGED),
-            (done & arrived, StopReason.TOL),
-            (done & flat, StopReason.FTOL),
-            (done | (still & ~waiting), StopReason.STILL),
-            (near, StopReason.XTOL),
-        )
-        before, path = jnp.where(still | fell, jnp.nan, value), _recorded(now, new, value)
-        return _Loop(new, state, *known, before, steps, reason, anchor, path)
-
-    def go_on(now: _Loop) -> Array:
-        return (now.reason == StopReason.MAX_STEPS) & (now.steps < max_steps)
-
-    dtype = jax.eval_shape(value_at, params, trained).dtype
-    first = _first(params, tx.init(trained), trained, dtype, max_steps if record else None)
-    loop = _unrolled(max_steps) if run.unrolled else jax.lax.while_loop
-    last = loop(go_on, body, first)
-    value = jax.lax.cond(
-        last.evaluated,
-        lambda _: last.value,
-        lambda _: value_at(last.params, select(last.params, where)),
-        None,
-    )
-    sound = jnp.isfinite(value) & all_finite(select(last.params, where))
-    ended = last.reason != StopReason.MAX_STEPS
-    reason = jnp.where(ended | sound, last.reason, StopReason.DIVERGED).astype(jnp.int32)
-    path = _to_the_end(last, value) if record else None
-    status = _status(reason)
-    solution = Solution(last.params, last.state, value, last.steps, status, path, reason)
+    descent = _Descent(loss_fn, run, tx, args, tolerances, trained)
+    dtype = jax.eval_shape(descent.value_at, params, trained).dtype
+    recorded = run.max_steps if run.record else None
+    first = _first(params, tx.init(trained), trained, dtype, recorded)
+    loop = _unrolled(run.max_steps) if run.unrolled else jax.lax.while_loop
+    solution = descent.solution(loop(descent.goes_on, descent.turn, first))
     return solution if run.unrolled else without_derivative(solution, _NO_DERIVATIVE)
 
 
@@ -605,9 +631,9 @@ def _solve_implicitly(
         return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
 
     def find() -> tuple[PyTree, Array, Any]:
-        found = _solve(loss_fn, run, tx, params, args, tolerances)
-        sound = found.reason != StopReason.DIVERGED
-        return select(found.params, where), sound, found._replace(params=None, value=None)
+        solution = _solve(loss_fn, run, tx, params, args, tolerances)
+        sound = solution.reason != StopReason.DIVERGED
+        return select(solution.params, where), sound, solution._replace(params=None, value=None)
 
     trained, rest = differentiable(find, loss, nearest_in(tx), select(params, where), options)
     return rest._replace(params=merge(trained, params), value=loss(trained))
@@ -628,7 +654,7 @@ def _evaluation(tx: GradientTransformation, state: State, dtype: DType) -> Any:
     return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
 
 
-def _known(
+def _evaluated(
     tx: GradientTransformation, state: State, value: Array, still: Array, go: Array
 ) -> tuple[Array, Array]:
     """The loss at which the next iteration starts, and whether it is known."""
@@ -640,7 +666,7 @@ def _known(
 
 
 def _goes_by_roundings(
-    run: _Run, known: tuple[Array, Array], before: Array, new: PyTree, at: PyTree
+    run: _Run, evaluated: tuple[Array, Array], before: Array, new: PyTree, at: PyTree
 ) -> Array:
     """Whether the steps of a search, which are differentiated, have come to where roundings lead.
 
@@ -648,7 +674,7 @@ def _goes_by_roundings(
     """
     if not run.unrolled:
         return jnp.array(False)
-    value, is_known = known
+    value, is_known = evaluated
     return is_known & (value >= before) & _close(new, at)
 
 
