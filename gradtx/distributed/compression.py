@@ -446,24 +446,30 @@ def aggregate_power_sgd(
         return PowerSGDState, {"q": q}
 
     def exchange(contributions: list[Array], slots: Any, devices: int) -> Any:
-        is_whole = [matrix(x.shape) is None for x in contributions]
+        uncompressed = [matrix(x.shape) is None for x in contributions]
         matrices = [
-            x if whole else x.reshape(matrix(x.shape))
-            for x, whole in zip(contributions, is_whole, strict=True)
+            x if is_whole else x.reshape(matrix(x.shape))
+            for x, is_whole in zip(contributions, uncompressed, strict=True)
         ]
         old = slots["q"]
         products = [
-            x if whole else x @ q for x, q, whole in zip(matrices, old, is_whole, strict=True)
+            x if is_whole else x @ q
+            for x, q, is_whole in zip(matrices, old, uncompressed, strict=True)
         ]
         products = [x / devices for x in _summed(products, axis_name)]
         left = [
-            x if whole else jnp.linalg.qr(x)[0] for x, whole in zip(products, is_whole, strict=True)
+            x if is_whole else jnp.linalg.qr(x)[0]
+            for x, is_whole in zip(products, uncompressed, strict=True)
         ]
-        right = [m.T @ p for m, p, whole in zip(matrices, left, is_whole, strict=True) if not whole]
+        right = [
+            m.T @ p
+            for m, p, is_whole in zip(matrices, left, uncompressed, strict=True)
+            if not is_whole
+        ]
         sums, right_factors = iter(_summed(right, axis_name)), iter(right)
         means, sent, new = [], [], []
-        for x, p, q, whole in zip(contributions, left, old, is_whole, strict=True):
-            if whole:
+        for x, p, q, is_whole in zip(contributions, left, old, uncompressed, strict=True):
+            if is_whole:
                 means.append(p)
                 sent.append(x)
                 new.append(q)
