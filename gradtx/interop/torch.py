@@ -33,7 +33,7 @@ from gradtx.wrappers.conditional import skip_if_none
 from gradtx.wrappers.loss_scaling import DynamicLossScaleState, dynamic_loss_scale
 
 _EXECUTION = ("foreach", "capturable", "differentiable", "fused", "param_names")
-# What schedulers leave in a group.
+# Options that schedulers leave in a group.
 _SCHEDULED = ("initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum")
 # PyTorch computes ASGD's rate one step ahead, Rprop's never again, and bounds Adafactor's.
 _UNSCHEDULED = ("ASGD", "Rprop")
@@ -211,7 +211,7 @@ def _scaled(
         return tx, state
     o = Options(where, saved)
     scale, grows, shrinks = (o.number(f) for f in ("scale", "growth_factor", "backoff_factor"))
-    period, taken = (o.take(name) for name in ("growth_interval", "_growth_tracker"))
+    period, unchanged = (o.take(name) for name in ("growth_interval", "_growth_tracker"))
     o.finish()
     if abs(grows * shrinks - 1) > 1e-6:
         raise ValueError(
@@ -220,7 +220,7 @@ def _scaled(
         )
     scaled = dynamic_loss_scale(tx, scale, period, grows, 0.0)
     new: Any = DynamicLossScaleState(
-        jnp.asarray(scale, jnp.float32), jnp.asarray(taken, jnp.int32), state
+        jnp.asarray(scale, jnp.float32), jnp.asarray(unchanged, jnp.int32), state
     )
     return scaled, new
 
@@ -320,9 +320,8 @@ def _parts(
                 raise TypeError(f"{at} must be a dict, not {state!r:.80}")
             entries = state or {}
             steps.append(steps_taken(f"{at}: step", entries["step"]) if "step" in entries else None)
-        counted = any(taken is not None for taken in steps)
-        if counted:
-            steps = [taken or 0 for taken in steps]
+        if any(count is not None for count in steps):
+            steps = [count or 0 for count in steps]
         dampened = o.number("dampening", 0.0) != 0
         keys = [bool(state) for state in states] if dampened else steps
         distinct = list(dict.fromkeys(keys)) or [None]
@@ -365,11 +364,11 @@ def _every(where: str, parts: list[_Part], scheduler: Any, steps_per_epoch: int 
     clock = max((part.steps for part in parts if part.steps), default=0)
     if scheduler is None or isinstance(scheduler, Mapping):
         return 1
-    taken = schedulers.epoch(scheduler)
-    if clock > taken:
+    epoch = schedulers.epoch(scheduler)
+    if clock > epoch:
         raise ValueError(
             f"{where}: its parameters have taken {clock} steps and {type(scheduler).__name__} "
-            f"{taken}: pass steps_per_epoch, the steps between two of the scheduler (1 for a "
+            f"{epoch}: pass steps_per_epoch, the steps between two of the scheduler (1 for a "
             "scheduler of single steps that was made in the middle of the run)"
         )
     return 1
@@ -415,11 +414,11 @@ def _plan(name: str, o: Options, part: _Part, scheduler: Any, over: int, every: 
         return _Rates(rate, steps, None, [last], scalars)
     inner = schedulers.rate_schedule(o.where, scheduler, part.group, o.values)
     momentum = schedulers.momentum_schedule(scheduler, part.group, o.values)
-    taken = schedulers.epoch(scheduler)
+    epoch = schedulers.epoch(scheduler)
     if name in _UNCOUNTED:
-        steps = max(steps, taken * every)
+        steps = max(steps, epoch * every)
     begun = [
-        None if s is None else schedulers.begun(s, taken, over, steps, every)
+        None if s is None else schedulers.begun(s, epoch, over, steps, every)
         for s in (inner, momentum)
     ]
     return _Rates(begun[0], steps, begun[1])
