@@ -61,7 +61,7 @@ from gradtx.types import (
 )
 from gradtx.types.keys import check_key, own_key
 
-Value = TypeVar("Value")  # what a loss returns: its value or, with has_aux, (value, aux)
+Value = TypeVar("Value")  # the result of a loss: its value or, with has_aux, (value, aux)
 _Params_contra = TypeVar("_Params_contra", contravariant=True)
 _Value_co = TypeVar("_Value_co", covariant=True)
 
@@ -189,7 +189,7 @@ def compute_gradients(
             )
         check_key("compute_gradients", "gradients_key", gradients_key)
         key = own_key(gradients_key)
-    value, grads, aux, _ = _taken(
+    value, grads, aux, _ = _value_and_gradients(
         lambda t: loss(merge(t, params), *args),
         trained,
         grad_loss,
@@ -197,8 +197,8 @@ def compute_gradients(
         key=key,
         has_aux=has_aux,
     )
-    told: Any = (value, aux) if has_aux else value
-    return told, grads
+    result: Any = (value, aux) if has_aux else value
+    return result, grads
 
 
 def _differentiated(
@@ -235,7 +235,7 @@ def _check_not_reduced(value: Array, axes: tuple[str, ...]) -> None:
         )
 
 
-def _taken(
+def _value_and_gradients(
     loss: Callable[[Params], tuple[Array, Any]],
     trained: Params,
     grad_loss: Any,
@@ -395,10 +395,10 @@ def apply_gradients(
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
     extra_args = of_all_leaves(extra_args, params)
-    seen = map_present(lambda g, p: p, grads, params)
+    trained = map_present(lambda g, p: p, grads, params)
     is_part = any(g is None for _, g in leaves_with_path(grads)[0])
     with whole_leaves(_whole_of(params, grads, state) if is_part else None):
-        new, state = take_step(tx, grads, state, seen, **extra_args)
+        new, state = take_step(tx, grads, state, trained, **extra_args)
     return merge(new, params), state
 
 
@@ -426,15 +426,15 @@ def _is_slot(x: Any) -> bool:
 
 
 def _prepared(
-    before: BeforeFn, params: Params, state: State, touched: Callable[[], PyTree]
+    before: BeforeFn, params: Params, state: State, rows_of: Callable[[], PyTree]
 ) -> tuple[Params, State]:
-    """Parameters and state after the `before_gradients` of an optimizer."""
+    """Parameters and state after the `before_gradients` of an optimizer, of rows to be read."""
 
     def run(params: Params, state: State, rows: PyTree) -> tuple[Params, State]:
         new, state = before(unpack(params), state, lambda: unpack(rows))
         return packed_like(new, params), state
 
-    return automatic(run, (params, state), params, state, touched())
+    return automatic(run, (params, state), params, state, rows_of())
 
 
 def check_gradients(grads: Updates, params: Params) -> None:
@@ -556,15 +556,15 @@ def minimize(
     before = before_gradients(tx, state)
     if before is not None:
 
-        def touched() -> PyTree:
+        def rows() -> PyTree:
             loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
             return looked_up(lambda t: loss(merge(t, params), *args), _trained(params, trainable))
 
-        params, state = _prepared(before, params, state, touched)
+        params, state = _prepared(before, params, state, rows)
     trained = _trained(params, trainable)
     any_shape = grad_loss is not None or gradients is not None
     loss = scalar_loss(loss_fn, has_aux, any_shape)
-    value, grads, aux, flat = _taken(
+    value, grads, aux, flat = _value_and_gradients(
         lambda t: loss(merge(t, params), *args),
         trained,
         grad_loss,
@@ -587,5 +587,5 @@ def minimize(
     }
     new, state = take_step(tx, grads, state, trained, **arguments)
     state = state if flat is None else with_flat(state, flat)
-    told: Any = (value, aux) if has_aux else value
-    return merge(new, params), state, told
+    result: Any = (value, aux) if has_aux else value
+    return merge(new, params), state, result
