@@ -214,8 +214,8 @@ class _RowsAlone(Lattice[_Facts]):
 
     def taken(self, facts: _Facts) -> _Facts:
         kind, of_gradients, zero = facts
-        taken = _or_random(lambda: self.owners.taken(kind), of_gradients)
-        return _Facts(taken, of_gradients, zero and isinstance(taken, Layered))
+        of_part = _or_random(lambda: self.owners.taken(kind), of_gradients)
+        return _Facts(of_part, of_gradients, zero and isinstance(of_part, Layered))
 
     def stacked(self, facts: _Facts) -> _Facts:
         return facts._replace(kind=self.owners.stacked(facts.kind))

@@ -608,10 +608,10 @@ def _recorded(now: _Loop, new: Params, value: Array) -> Path[Any] | None:
 
 def _to_the_end(last: _Loop, value: Array) -> Path[Any]:
     """The path, with the last point after the last step."""
-    taken = jnp.arange(last.path.values.shape[0]) < last.steps
-    keep = functools.partial(_repeat_last, taken)
-    params = jax.tree.map(keep, last.path.params, last.params)
-    return Path(params, jnp.where(taken, last.path.values, value))
+    is_step = jnp.arange(last.path.values.shape[0]) < last.steps
+    repeat = functools.partial(_repeat_last, is_step)
+    params = jax.tree.map(repeat, last.path.params, last.params)
+    return Path(params, jnp.where(is_step, last.path.values, value))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -683,5 +683,5 @@ def _fell(scale: Array | None, after: Array | None) -> Array:
     return jnp.array(False) if scale is None or after is None else after < scale
 
 
-def _repeat_last(taken: Array, path: Array, last: Array) -> Array:
-    return jnp.where(taken.reshape((-1,) + (1,) * last.ndim), path, last)
+def _repeat_last(is_step: Array, path: Array, last: Array) -> Array:
+    return jnp.where(is_step.reshape((-1,) + (1,) * last.ndim), path, last)
