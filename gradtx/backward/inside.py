@@ -366,8 +366,8 @@ class Inside:
     def _at_home(self, state: State) -> State:
         """The state, with the type of the host's memory on the arrays that `tx` keeps there.
 
-        An array has its memory in its type. In a function that is compiled ahead, an argument that
-        lies there has the type of an array on the device.
+        An array has its memory in its type, but an argument of a function that is compiled ahead
+        has the type of an array on the device, even if it lies there.
         """
         if not self._offloads():
             return state
@@ -610,8 +610,8 @@ def _apart(
 
         %copy.38 = f32[5,16,32] copy(%get-tuple-element.315)
 
-    Inside of a loop it sees arrays of one layer, and makes of them what it makes of whole leaves,
-    with the same bits. That there is one iteration it learns only from the value of the loss.
+    Inside of a loop it sees arrays of one layer, and compiles them as it compiles leaves, with the
+    same bits. That there is one iteration it learns only from the value of the loss.
     """
 
     def loop(now: Layer, grads: list[Array]) -> Layer:

@@ -117,8 +117,8 @@ class Loops:
     def _readers(self, v: Any, names: list[Any]) -> list[tuple[int, int]]:
         """The equations that read a parameter, as it is or cast, and where among their inputs.
 
-        One cast is followed, which a scan then does layer by layer. A second is not: it rounds what
-        the first has rounded. `names` collects the variables of casts, after that of the parameter.
+        One cast is followed, which a scan then does layer by layer. A second is not: it rounds the
+        results of the first. `names` collects the variables of casts, after that of the parameter.
         """
         users = []
         for i, at in self.uses.read.get(v, ()):

@@ -47,13 +47,13 @@ class ByRole(NamedTuple):
         convention: ``"in_out"`` where arrays are ``(inputs, outputs)``, as in Flax, Haiku and
             Keras; ``"out_in"`` for ``(outputs, inputs)``, as in PyTorch and Equinox. ``"auto"``
             goes by the leaf's name: `kernel` and `w` are the first, `weight` is the second.
-        stacked: pairs ``(pattern, n)``: the first `n` axes of what a path pattern names are those
-            of stacked layers, as ``nn.scan`` makes them.
+        stacked: pairs ``(pattern, n)``: the first `n` axes of the leaves that a path pattern names
+            are those of stacked layers, as ``nn.scan`` makes them.
         matrices: the kinds that have dimension numbers. A factor of LoRA has them where a leaf of
             another name would, so not in a table or a head.
 
     The default goes by the last names of a path: a `bias`, `b` or `offset` is a bias; a `scale`, or
-    what is in a module named for a norm, a norm; `embedding`, `wte`, `pos_embed` and the like an
+    a leaf in a module named for a norm, a norm; `embedding`, `wte`, `pos_embed` and the like an
     embedding; `head`, `lm_head`, `classifier` and the like a head. Otherwise an array of one
     dimension is a vector, one of two a matrix, and one of more, if its path says so, a convolution,
     depthwise if its filters have one input; leading axes are batch in modules named for experts or

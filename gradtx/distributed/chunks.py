@@ -297,8 +297,8 @@ def aggregate_dct(
         q_i = D^\top \mathrm{top}_k(D m_i D^\top) D, \qquad
         m_i \leftarrow m_i - q_i, \qquad \bar q = \frac1n \sum_i q_i
 
-    on every chunk, with `D` the orthogonal discrete cosine transform DCT-II. What has not been sent
-    stays on each device as a momentum of its own.
+    on every chunk, with `D` the orthogonal discrete cosine transform DCT-II. The rest, which
+    is not sent, stays on each device as a momentum of its own.
 
     Args:
         axis_name: the axis over which to reduce.

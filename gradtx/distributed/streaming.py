@@ -35,7 +35,7 @@ class StreamingDiLoCoState(NamedTuple):
     outer_states: those of the outer optimizer for each fragment; anchor: the fragments after their
     last synchronization, in float32 or wider. Both have the fragments in the first dimension.
     sending: the change that is on the way, of one fragment; empty without a delay. fragment: i32[],
-    the next to be sent; until_arrival: i32[], steps until what was sent arrives, 0 if nothing is.
+    the next to be sent; until_arrival: i32[], steps until it arrives, 0 if none is on the way.
     """
 
     inner_state: InnerState
@@ -275,7 +275,7 @@ def streaming_diloco(
 
     Source: A. Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a
     Distributed Free Lunch, 2025, arXiv:2501.18512, algorithm 2. There a fragment has whole layers,
-    and what is sent is rounded to 4 bits.
+    and messages are rounded to 4 bits.
 
     >>> import gradtx
     >>> outer = gradtx.sgd(0.7, momentum=0.9, nesterov=True)

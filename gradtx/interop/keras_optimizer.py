@@ -30,12 +30,12 @@ def keras_optimizer(
         state: a state to continue from, such as :func:`from_keras` returned for parameters
             ``{v.path: v.value for v in model.trainable_variables}``; by default a new one. The name
             of the model, which Keras numbers if it has none, may be another.
-        loss_scale_factor: what the loss is multiplied by before gradients are taken, and they are
-            divided by; ``keras.optimizers.LossScaleOptimizer`` around this finds it by itself.
+        loss_scale_factor: the factor of the loss when gradients are taken, by which they are then
+            divided; ``keras.optimizers.LossScaleOptimizer`` around this finds it by itself.
         name: the optimizer's name.
         gradients: how gradients are estimated without a backward pass, such as :func:`spsa`; None
             for those of Keras. It puts :func:`estimated_gradients` around `tx`.
-        options: none; what else Keras's optimizers take is a part of `tx`: the error says which.
+        options: none; the other options of Keras are parts of `tx`: the error says which.
 
     Returns:
         An instance of ``keras.optimizers.Optimizer``, with the attributes `tx`, the transformation
@@ -59,7 +59,7 @@ def keras_optimizer(
 
     Around :func:`accumulate`, ``optimizer.iterations`` counts windows, as it does under Keras's own
     ``gradient_accumulation_steps``. A schedule of Keras counts micro-batches there, and so it does
-    here; a schedule inside of `tx` counts the steps of what it is in, which are windows.
+    here; a schedule inside of `tx` counts the steps of its transformation, which are windows.
 
     A file that Keras wrote is read with ``load_model(path)``, once `gradtx.interop` is imported.
 
@@ -111,8 +111,8 @@ def keras_objects() -> dict[str, Any]:
     """The class of :func:`keras_optimizer`, for files that Keras wrote.
 
     Returns:
-        What ``keras.models.load_model(path, custom_objects=keras_objects())`` takes. Builders and
-        functions of your own that occur in the transformation go beside it, by name:
+        The argument of ``keras.models.load_model(path, custom_objects=keras_objects())``. Builders
+        and functions of your own that occur in the transformation go beside it, by name:
         ``keras_objects() | {"my_mask": my_mask}``. A process that has imported `gradtx.interop`
         needs only these.
 

@@ -130,8 +130,8 @@ def _shardings(trees: tuple[Params | None, State, Updates, Any]) -> list[NamedSh
 def after_parameters(params: Params, state: State) -> tuple[Params, State]:
     """A step's results, of which slots in shorter floats wait for the new parameters.
 
-    These are computed from what the rule returns, not from what is kept of it, and so from the old
-    slots. On a CPU XLA runs the kernels of the slots first, and copies them, on one core::
+    Parameters are computed from the results of the rule, before these are rounded, and so from the
+    old slots. On a CPU XLA runs the kernels of the slots first, and copies them, on one core::
 
         %copy.2 = bf16[N] copy(%state_mu)
     """
@@ -206,7 +206,7 @@ class Backend(NamedTuple):
         pieces: ``shape -> blocks`` of leaves whose slots have none, but random numbers; None for
             those that XLA computes in one kernel.
         settings: of its compiler; None for a loop of XLA's over tiles.
-        fills: whether tiles have powers of 2 as sizes, and what is beyond an array is masked.
+        fills: whether tiles have powers of 2 as sizes, and entries beyond an array are masked.
         halves: whether its compiler supports float16. If not, kernels read and write the bits of
             scales, of which XLA makes a copy.
     """

@@ -89,7 +89,7 @@ _stacks: ContextVar[list[Stack] | None] = ContextVar("stacks", default=None)
 
 @contextlib.contextmanager
 def stacks() -> Iterator[list[Stack]]:
-    """The stacks that are divided by what is traced within."""
+    """The stacks that are divided in a trace within the context."""
     divided: list[Stack] = []
     token = _stacks.set(divided)
     try:

@@ -42,7 +42,7 @@ class Message:
 
     Attributes:
         what: gradients, parameters, matrices, losses where gradients are estimated from them, or
-            what a link such as :func:`diloco` sends.
+            the message of a link such as :func:`diloco`.
         kind: the collective.
         axes: the axes of the mesh over which it goes.
         bytes: the size of the whole arrays that one device reduces, scatters or gathers; for an
@@ -72,7 +72,7 @@ class StepPlan:
         state_bytes: on one device.
         host_bytes: of these, those in the memory of the host (:func:`offload`); a step carries as
             many over the link to the host, each way.
-        messages: what is sent in a step, on average if not every step sends.
+        messages: those of a step, on average if not every step sends.
         update_seconds: the time to read and write parameters, gradients and state, and no more.
         owned: the stacks of matrices of which each device transforms some.
         sharding: the sharding of every leaf of the state.

@@ -150,14 +150,13 @@ def compute_gradients(
             not be a scalar.
         trainable: which leaves to differentiate, as in :func:`select`; all by default.
         gradients: how the gradient is estimated without a backward pass, such as :func:`spsa`; None
-            to differentiate. The value is then what the estimator says, and every gradient an
-            array.
+            to differentiate. The value is then that of the estimator, and every gradient an array.
         gradients_key: a random key for the estimator, to be used once.
 
     Returns:
         ``(value, gradients)``, or ``((value, aux), gradients)``. The gradient of a leaf that is not
         trainable is `None`; that of a table that is only looked up, by :func:`gradtx.sparse.take`,
-        is `Rows`; that of a complex leaf is the conjugate of what ``jax.grad`` returns, so that
+        is `Rows`; that of a complex leaf is the conjugate of the result of ``jax.grad``, so that
         subtracting it descends.
 
     Raises:
@@ -372,7 +371,7 @@ def apply_gradients(
         tx: the optimizer.
         grads: gradients, possibly processed; `None` leaves a parameter unchanged.
         params: the parameters.
-        state: ``tx.init(params)``, or what the previous step returned.
+        state: ``tx.init(params)``, or the one that the previous step returned.
         extra_args: passed to ``tx.update``.
 
     Returns:
@@ -498,7 +497,7 @@ def minimize(
         loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
         tx: the optimizer.
         params: a tree of floating-point or complex arrays.
-        state: ``tx.init(select(params, trainable))``, or what the previous step returned.
+        state: ``tx.init(select(params, trainable))``, or that of the previous step.
         args: passed to `loss_fn` after the parameters.
         has_aux: whether `loss_fn` returns something besides the value.
         grad_loss: the cotangent of the value; 1 by default.

@@ -64,8 +64,8 @@ class StopReason(enum.IntEnum):
 class Path(NamedTuple, Generic[ParamsT]):
     """The path that a solution took; entry `i` is the point before step `i + 1`.
 
-    params: stacked parameters, ``max_steps + 1`` of them; values: the losses there. What lies after
-    the last step repeats the last point.
+    params: stacked parameters, ``max_steps + 1`` of them; values: the losses there. Entries after
+    the last step repeat the last point.
     """
 
     params: ParamsT
@@ -73,7 +73,7 @@ class Path(NamedTuple, Generic[ParamsT]):
 
 
 class Solution(NamedTuple, Generic[ParamsT]):
-    """What :func:`solve` returns.
+    """The result of :func:`solve`.
 
     params: where it stopped; state: the optimizer's; value: the loss at `params`, without the
     penalty of :func:`proximal`; steps: i32[], steps taken (where it diverged, the step at which it
@@ -109,7 +109,7 @@ class Solution(NamedTuple, Generic[ParamsT]):
 
 
 def _named(names: type[enum.IntEnum], number: Any) -> str:
-    """The name of a number that is known; of several, or of a tracer, what they print."""
+    """The name of a number that is known; the text of a tracer or of several numbers."""
     known = isinstance(number, int | np.integer | np.ndarray | jax.Array) and not is_tracer(number)
     return names(int(number)).name if known and np.ndim(number) == 0 else str(number)
 
@@ -202,7 +202,7 @@ def _waits(
 
 
 def _as_arrays(params: ParamsT, where: Where | None) -> ParamsT:
-    """`params` with arrays for what is trained."""
+    """`params` with arrays for the trained leaves."""
     leaves, treedef = leaves_with_path(select(params, where))
     arrays = [p if p is None else parameter(p, path) for path, p in leaves]
     return merge(treedef.unflatten(arrays), params)
@@ -230,7 +230,7 @@ def _start(tx: GradientTransformation, params: ParamsT, where: Where | None) -> 
 
 
 def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree) -> Array:
-    """Whether the gradient is short enough, or what it would change within that set."""
+    """Whether the gradient is short enough, or the change that it would make within that set."""
     nearest = nearest_in(tx)
     if tol is None:
         return jnp.array(False)
@@ -272,9 +272,9 @@ def solve(
     roundings of where it was, and neither the loss nor the norm of the gradient is lower.
 
     An optimizer that keeps the parameters between bounds, such as :func:`lbfgsb`, starts from the
-    point between them that is nearest, and `tol` is on the norm of what a step of the negative
-    gradient, projected back between them, would change. The same holds for :func:`project`, and
-    with the proximal map for :func:`proximal` and :func:`proximal_gradient_descent`.
+    point between them that is nearest, and `tol` is on the norm of the change that a step of the
+    negative gradient, projected back between them, would make. The same holds for :func:`project`,
+    and with the proximal map for :func:`proximal` and :func:`proximal_gradient_descent`.
 
     No point is evaluated twice: if the last link of a chain is a line search that keeps its value
     and gradient, as in :func:`lbfgs`, the next step starts from these.
@@ -375,7 +375,7 @@ class _SameObject:
 class _Anchor(NamedTuple):
     """The trained parameters of a step, their loss, and the norm of its gradient.
 
-    still: whether the last step but one of the window came back to them; what turns around within
+    still: whether the last step but one of the window came back to them; a cycle within
     a window comes back at one of two steps alone.
     """
 

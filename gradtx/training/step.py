@@ -128,8 +128,8 @@ class TrainStep(Generic[*Told]):
         Nothing is recompiled if arrays replace arrays.
 
         Args:
-            paths: new values by path, as :func:`hyperparams` writes it, for what occurs in several
-                groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``, and
+            paths: new values by path, as :func:`hyperparams` writes it, for names that occur in
+                several groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``, and
                 ``{"*.learning_rate": jnp.array(0.01)}`` for all groups.
             hyperparameters: new values by name.
 
@@ -248,8 +248,8 @@ def make_step(
         trainable: which leaves to train, as in :func:`select`.
         donate: whether the step may write into the memory of its parameters and state, which must
             then not be used afterwards. A model that shares them, as after ``nnx.split`` or
-            ``eqx.partition``, gets what the step returned (``nnx.update``, ``eqx.combine``), or the
-            step gets a copy (``jax.tree.map(jnp.copy, params)``).
+            ``eqx.partition``, gets the new ones (``nnx.update``, ``eqx.combine``), or the step gets
+            a copy (``jax.tree.map(jnp.copy, params)``).
         sharding: the shardings of parameters and state, from :func:`state_sharding`. A step keeps
             them, so that donation works and nothing is moved; gradients are reduced to where the
             optimizer works on them. Batches are sharded by whoever makes them.
@@ -276,7 +276,7 @@ def make_step(
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
-        What else its transformations need, such as a validation loss, is passed as
+        Further arguments of its transformations, such as a validation loss, are passed as
         ``extra_args={...}``.
 
     Raises:
@@ -287,8 +287,8 @@ def make_step(
 
     Warns:
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
-            what rounding to nearest loses: Adam at 1e-3 never moves such a parameter of 2.0. The
-            warning comes once for each compiled program.
+            the part that rounding to nearest loses: Adam at 1e-3 never moves such a parameter of
+            2.0. The warning comes once for each compiled program.
         UserWarning: in the first call the loss was the same on both sides of the parameters in
             every direction of the estimator; its state counts such steps.
         UserWarning: many steps wait on simulated devices, where XLA may end the process. The
