@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gradtx.commands import catalogue, chart, check, configurations, rates
 from gradtx.commands.reading import read_function, read_shapes
@@ -28,7 +29,7 @@ def count(what: str, least: int = 1) -> Callable[[str], int]:
 
 
 def rate(text: str) -> float:
-    """The learning rate that a text on the command line says, for argparse."""
+    """The learning rate in a text of the command line, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -39,7 +40,7 @@ def rate(text: str) -> float:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands; what it parses has the command's function as `run`."""
+    """The parser of all commands; its result has the command's function as `run`."""
     parser = argparse.ArgumentParser(
         prog="python -m gradtx",
         description="Tools of gradtx.",
@@ -48,41 +49,51 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
+    for add in (_list, _describe, _plot, _find_rate, _diff, _validate, _check):
+        add(commands)
+    return parser
 
-    def command(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        subparser = commands.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}."
-        )
-        subparser.set_defaults(run=run)
-        return subparser
 
-    listing = command("list", catalogue.show, "list transformations and schedules by family")
-    listing.add_argument("word", nargs="?", default="", help="show those with it in their line")
-    listing.add_argument(
-        "--family", help="show one: optimizers, transforms, wrappers, schedules..."
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    description = f"{text[0].upper()}{text[1:]}."
+    subparser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=description
     )
+    subparser.set_defaults(run=run)
+    return subparser
 
-    describing = command(
-        "describe", configurations.describe, "print what a transformation keeps, and its bytes"
-    )
-    describing.add_argument("config", metavar="CONFIG", help=CONFIG)
-    describing.add_argument("--params", required=True, type=read_shapes, help=SHAPES)
 
-    plotting = command(
-        "plot", chart.plot, "draw schedules over steps, alone or in a transformation"
+def _list(commands: Any) -> None:
+    parser = _command(
+        commands, "list", catalogue.show, "list transformations and schedules by family"
     )
-    plotting.add_argument("config", metavar="CONFIG", help=CONFIG)
-    plotting.add_argument(
+    parser.add_argument("word", nargs="?", default="", help="show those with it in their line")
+    parser.add_argument("--family", help="show one: optimizers, transforms, wrappers, schedules...")
+
+
+def _describe(commands: Any) -> None:
+    text = "print what a transformation keeps, and its bytes"
+    parser = _command(commands, "describe", configurations.describe, text)
+    parser.add_argument("config", metavar="CONFIG", help=CONFIG)
+    parser.add_argument("--params", required=True, type=read_shapes, help=SHAPES)
+
+
+def _plot(commands: Any) -> None:
+    text = "draw schedules over steps, alone or in a transformation"
+    parser = _command(commands, "plot", chart.plot, text)
+    parser.add_argument("config", metavar="CONFIG", help=CONFIG)
+    parser.add_argument(
         "--steps", type=count("steps"), default=1000, help="how many (default: 1000)"
     )
-    plotting.add_argument("--png", metavar="FILE", help="draw a picture, with matplotlib")
+    parser.add_argument("--png", metavar="FILE", help="draw a picture, with matplotlib")
 
-    finding = command(
-        "find-rate", rates.find, "train with many learning rates, and suggest one of them"
-    )
-    finding.add_argument(
+
+def _find_rate(commands: Any) -> None:
+    text = "train with many learning rates, and suggest one of them"
+    parser = _command(commands, "find-rate", rates.find, text)
+    parser.add_argument(
         "function",
         metavar="MODULE:FUNCTION",
         type=read_function,
@@ -91,43 +102,43 @@ def make_parser() -> argparse.ArgumentParser:
         "Python finds it",
     )
     for name, default in (("low", 1e-5), ("high", 1.0)):
-        finding.add_argument(
+        parser.add_argument(
             f"--{name}",
             type=rate,
             default=default,
             help=f"the {name}est rate (default: {default:g})",
         )
-    finding.add_argument(
+    parser.add_argument(
         "--rates",
         type=count("rates", 2),
         default=11,
         help="how many, each the same factor above the last (default: 11)",
     )
-    finding.add_argument(
+    parser.add_argument(
         "--steps",
         type=count("steps"),
         help="how many of the batches, the first ones (default: all)",
     )
-    finding.add_argument("--png", metavar="FILE", help="draw a picture, with matplotlib")
+    parser.add_argument("--png", metavar="FILE", help="draw a picture, with matplotlib")
 
-    comparing = command(
-        "diff", configurations.diff, "print the arguments in which configurations differ"
-    )
+
+def _diff(commands: Any) -> None:
+    text = "print the arguments in which configurations differ"
+    parser = _command(commands, "diff", configurations.diff, text)
     for name in "ab":
-        comparing.add_argument(name, metavar=name.upper(), help=CONFIG)
+        parser.add_argument(name, metavar=name.upper(), help=CONFIG)
 
-    validating = command(
-        "validate", configurations.validate, "say whether a configuration can be built"
-    )
-    validating.add_argument("config", metavar="CONFIG", help=CONFIG)
 
-    checking = command(
-        "check",
-        check.check,
-        "list the names of Optax in Python files and notebooks that are missing or differ",
-    )
-    checking.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_DIR")
-    return parser
+def _validate(commands: Any) -> None:
+    text = "say whether a configuration can be built"
+    parser = _command(commands, "validate", configurations.validate, text)
+    parser.add_argument("config", metavar="CONFIG", help=CONFIG)
+
+
+def _check(commands: Any) -> None:
+    text = "list the names of Optax in Python files and notebooks that are missing or differ"
+    parser = _command(commands, "check", check.check, text)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_DIR")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -131,9 +131,9 @@ def extract_fns_kwargs(
     >>> extract_fns_kwargs((lambda a, b: 0, lambda b, c: 0), {"b": 1, "c": 2, "d": 3})
     ([{'b': 1}, {'b': 1, 'c': 2}], {'d': 3})
     """
-    taken = [inspect.signature(fn).parameters for fn in fns]
-    each = [{name: kwargs[name] for name in kwargs if name in names} for names in taken]
-    rest = {name: kwargs[name] for name in kwargs if not any(name in names for names in taken)}
+    parameters = [inspect.signature(fn).parameters for fn in fns]
+    each = [{name: kwargs[name] for name in kwargs if name in names} for names in parameters]
+    rest = {name: kwargs[name] for name in kwargs if not any(name in names for names in parameters)}
     return each, rest
 
 
@@ -201,8 +201,18 @@ def zoom_linesearch(
         verbose=verbose,
     )
 
+    functions = _ZoomSearch(search, tol)
+    return functions.init, functions.step, functions.goes_on
+
+
+class _ZoomSearch(NamedTuple):
+    """The functions of :func:`zoom_linesearch`."""
+
+    search: GradientTransformation
+    tol: float
+
     def init(
-        updates: Updates, params: Params, *, value: Any, grad: Updates, stepsize_guess: Any
+        self, updates: Updates, params: Params, *, value: Any, grad: Updates, stepsize_guess: Any
     ) -> ZoomLinesearchState:
         value = jnp.asarray(value)
         guess = jnp.asarray(stepsize_guess, value.dtype)
@@ -212,14 +222,13 @@ def zoom_linesearch(
         return ZoomLinesearchState(count, params, updates, guess, *at_start, unmet, unmet)
 
     def step(
-        state: ZoomLinesearchState, value_and_grad_fn: Any, fn_kwargs: Mapping[str, Any]
+        self, state: ZoomLinesearchState, value_and_grad_fn: Any, fn_kwargs: Mapping[str, Any]
     ) -> ZoomLinesearchState:
-        params = state.params
-        begun = search.init(params)._replace(learning_rate=state.stepsize_guess)
-        _, after = search.update(
+        initial: Any = self.search.init(state.params)
+        _, after = self.search.update(
             state.updates,
-            begun,
-            params,
+            initial._replace(learning_rate=state.stepsize_guess),
+            state.params,
             value=state.value_init,
             grad=state.grad,
             value_fn=lambda p: value_and_grad_fn(p, **fn_kwargs)[0],
@@ -235,10 +244,8 @@ def zoom_linesearch(
             curvature_error=errors[1],
             error=error,
             done=jnp.array(True),
-            failed=error > tol,
+            failed=error > self.tol,
         )
 
-    def goes_on(state: ZoomLinesearchState) -> Array:
+    def goes_on(self, state: ZoomLinesearchState) -> Array:
         return ~(state.done | state.failed)
-
-    return init, step, goes_on

@@ -128,9 +128,9 @@ class Inside:
             raise ValueError("inside: the parameters are packed; give the tree that was packed")
         refuse_by_kind(tx)
         self.norm_for = norm_for(tx)
-        self.kept_at = {} if sharding is None else dict(_by_path(sharding.params))
+        self.sharding_at = {} if sharding is None else dict(_by_path(sharding.params))
         self.tx, self.trained = tx, trained
-        # What is analysed is `tx` itself; what takes the step knows where leaves lie.
+        # `tx` itself is analysed; the form of it that takes the step knows where leaves lie.
         self.placed = tx if sharding is None else sharding.placed(tx)
         keyed, self.treedef = with_paths(trained)
         self.paths = [path_string(path) for path, _ in keyed]
@@ -163,7 +163,7 @@ class Inside:
         divided = {
             path
             for path, x in zip(self.paths, self.leaves, strict=True)
-            for sharding in (self.kept_at.get(path), getattr(jax.typeof(x), "sharding", None))
+            for sharding in (self.sharding_at.get(path), getattr(jax.typeof(x), "sharding", None))
             if sharding is not None and any(dividing_axes(sharding, x.ndim)[:1])
         }
         for path in self.paths:
@@ -171,13 +171,13 @@ class Inside:
                 why[path] = "its layers are divided between devices: shard another axis"
         self.loops.keep(lambda i: self.paths[i] not in why)
         if where is not True:
-            wanted = jax.tree.leaves(mask_tree(self.trained, where))
-            for path, is_wanted in zip(self.paths, wanted, strict=True):
-                if is_wanted and path in why:
+            chosen = jax.tree.leaves(mask_tree(self.trained, where))
+            for path, is_chosen in zip(self.paths, chosen, strict=True):
+                if is_chosen and path in why:
                     raise ValueError(f"inside: {path!r} cannot be updated inside: {why[path]}")
-            self.loops.keep(lambda i: wanted[i])
-            left = [p for p, is_wanted in zip(self.paths, wanted, strict=True) if not is_wanted]
-            why = dict.fromkeys(left, "it is not chosen")
+            self.loops.keep(lambda i: chosen[i])
+            others = [p for p, is_chosen in zip(self.paths, chosen, strict=True) if not is_chosen]
+            why = dict.fromkeys(others, "it is not chosen")
         if not self.loops.stages:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in why.items())
             raise ValueError(
@@ -190,7 +190,7 @@ class Inside:
         ndims = {path: x.ndim for path, x in zip(self.paths, self.leaves, strict=True)}
         reduced = [pair for tree in sharding.reductions for pair in _by_path(tree)]
         return any(
-            dividing_axes(on, ndims[path]) != dividing_axes(self.kept_at[path], ndims[path])
+            dividing_axes(on, ndims[path]) != dividing_axes(self.sharding_at[path], ndims[path])
             for path, on in reduced
             if path in ndims
         )
@@ -273,121 +273,15 @@ class Inside:
     ) -> "_Problem":
         """The reason, if there is one, why `tx` cannot run on one layer at a time."""
         try:
-            with known_shardings({}, balance=False):  # what each layer reads depends on no mesh
-                self._compare(tx, state, extra_args)
+            with known_shardings({}, balance=False):  # whether layers are mixed depends on no mesh
+                _StepOfLayers(self, tx, state, extra_args).check()
         except Mixed as mixed:
             return _Problem(True, str(mixed))
         except (TypeError, ValueError) as error:
             return _Problem(False, str(error))
         return _Problem(True, None)
 
-    def _compare(
-        self, tx: GradientTransformation, state: State, extra_args: Mapping[str, Any]
-    ) -> None:
-        """Raise Mixed unless the step of one layer gives that layer of the step of all layers."""
-
-        def dense(slot: Any, i: int) -> Any:
-            if i in self.stage_of:
-                self._check_slot(i, slot)
-            return jax.ShapeDtypeStruct(slot.shape, slot.dtype)
-
-        try:
-            abstract_state = _on_slots(tx, dense, state, self.index)
-        except ValueError as error:
-            raise Mixed("it keeps something other than an array for a parameter") from error
-        params = self.treedef.unflatten([_abstract(x) for x in self.leaves])
-        extra = jax.tree.map(_abstract, dict(extra_args))
-        if self.norm_for:
-            extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
-
-        def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
-            with all_near(), whole_leaves(self.trained):
-                return take_step(tx, grads, state, params, **extra)
-
-        def follow(layers: list[int]) -> None:
-            """Raise Mixed unless the step of so many layers computes them apart."""
-
-            def owner(x: Any, i: int) -> Kind:
-                k = self.stage_of.get(i)
-                if k is None:
-                    return owned_by(OUTSIDE)
-                return in_layers(k << _BITS, layers[k], x.shape[0])
-
-            def cut(x: Any, i: int) -> Any:
-                k = self.stage_of.get(i)
-                return x if k is None else self._cut(x, k, layers[k])
-
-            kinds: list[Kind] = []
-
-            def kind_of(x: Any, i: int) -> Any:
-                kinds.append(owner(x, i))
-                return x
-
-            def of_none(x: Any) -> Any:
-                kinds.append(free(jnp.shape(x)))
-                return x
-
-            def of_all(x: Any) -> Any:
-                kinds.append(free(jnp.shape(x), is_key(x)))
-                return x
-
-            mine = jax.tree.map(cut, params, self.index)
-            cut_state = _on_slots(tx, cut, abstract_state, self.index)
-            jax.tree.map(kind_of, mine, self.index)
-            _on_slots(tx, kind_of, cut_state, self.index, of_all)
-            jax.tree.map(kind_of, mine, self.index)
-            jax.tree.map(of_none, extra)
-            closed, out = jax.make_jaxpr(step, return_shape=True)(mine, cut_state, mine, extra)
-            results = iter(owners_after(closed, kinds))
-
-            def check(x: Any, i: int) -> Any:
-                check_owner(next(results), owner(x, i))
-                return x
-
-            def check_free(x: Any) -> Any:
-                check_owner(next(results), owned_by(OUTSIDE))
-                return x
-
-            jax.tree.map(check, out[0], self.index)
-            _on_slots(tx, check, out[1], self.index, check_free)
-
-        follow([stage.length for stage in self.loops.stages])
-        # With another layer, what is cut into as many parts as there are layers is not cut at them.
-        follow([self._one_more(k) for k in range(len(self.loops.stages))])
-        for k, stage in enumerate(self.loops.stages):
-
-            def formula_of(layers: int, k: int = k) -> Any:
-                def cut(x: Any, i: int) -> Any:
-                    return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
-
-                mine = self._only(k, jax.tree.map(cut, params, self.index))
-                cut_state = _on_slots(tx, cut, abstract_state, self.index)
-                return formula(jax.make_jaxpr(step)(mine, cut_state, mine, extra))
-
-            if formula_of(stage.length) != formula_of(1):
-                raise Mixed("its formula for a stack depends on the number of layers")
-
-    def _one_more(self, k: int) -> int:
-        """The number of layers of scan `k`, and one."""
-        return self.loops.stages[k].length + 1
-
-    def _cut(self, x: Any, k: int, layers: int) -> Any:
-        """The form of an array of so many layers, in place of those of scan `k`."""
-        size = x.shape[0] // self.loops.stages[k].length * layers
-        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
-
-    def _check_slot(self, i: int, slot: Any) -> None:
-        layers = self.loops.stages[self.stage_of[i]].length
-        what = f"a slot of {self.paths[i]!r}"
-        if is_encoded(slot):
-            if slot.blocks is not None and slot.blocks.axis == 0:
-                raise Mixed(f"{what} is kept in blocks that cross layers: choose another axis")
-        elif is_stored(slot):
-            raise Mixed(f"{what} is kept as {type(slot).__name__}, in which layers are not apart")
-        if not slot.shape or slot.shape[0] % layers or not slot.shape[0]:
-            raise Mixed(f"{what}, of shape {slot.shape}, is not one for each of {layers} layers")
-
-    def _only(self, k: int | None, tree: PyTree) -> PyTree:
+    def only(self, k: int | None, tree: PyTree) -> PyTree:
         """`tree` with only the leaves that scan `k` reads, or if None those that no scan reads."""
         leaves = self.treedef.flatten_up_to(tree)
         return self.treedef.unflatten(
@@ -401,7 +295,7 @@ class Inside:
         extra_args_of: Callable[[Array], dict[str, Any]],
         evaluated: Evaluated | None = None,
     ) -> tuple[Params, State, Array, Any]:
-        """Take the step: the new parameters and state, the value and what else the loss returns.
+        """Take the step: the new parameters and state, the value and the loss's other results.
 
         Args:
             state: the state.
@@ -415,59 +309,68 @@ class Inside:
         extra = extra_args_of(value)
         self.check(state, extra)
         state = self._at_home(state)
-        slots: list[list[Any]] = [[] for _ in self.loops.stages]
-
-        def collect(slot: Any, i: int) -> Any:
-            if i in self.stage_of:
-                rows_divided = divides_rows(self.kept_at.get(self.paths[i]), self.leaves[i].ndim)
-                readable = functools.partial(in_slices, rows_divided=rows_divided)
-                slots[self.stage_of[i]].append(jax.tree.map(readable, slot))
-            return slot
-
-        _on_slots(self.tx, collect, state, self.index)
+        slots = self._slots_of_scans(state)
         seeds = [seed(value), *[None] * (len(results) - 1)]
         stacks = [[self.leaves[s.leaf] for s in stage.stacks] for stage in self.loops.stages]
-        nothing = [_zero_like(each) for each in stacks]
+        zeros = [_zero_like(each) for each in stacks]
         is_late = self.norm_for == {"state"}
         if is_late:
             # No layer reads it, and the next step's state gets the sum.
             extra["grad_norm"] = jnp.float32(0)
         elif self.norm_for:
             first: list[tuple[Any, Carried]] = [
-                (_add_squares, (each, [], zero)) for each, zero in zip(stacks, nothing, strict=True)
+                (_add_squares, (each, [], zero)) for each, zero in zip(stacks, zeros, strict=True)
             ]
             extra["grad_norm"] = _norm(*backward.pull(seeds, first))
-        turns = [
-            (self._turn(k, stage, state, extra, value, is_late), (stacks[k], slots[k], nothing[k]))
-            for k, stage in enumerate(self.loops.stages)
+        turns: list[tuple[Any, Carried]] = [
+            (_Turn(self, k, state, extra, value, is_late), (stacks[k], slots[k], zeros[k]))
+            for k in range(len(self.loops.stages))
         ]
         grads, carried = backward.pull(seeds, turns)
         if is_late:
             extra["grad_norm"] = _norm(grads, carried)
-        rest = self._only(None, self.treedef.unflatten(map(_conjugate, grads)))
-        left = self._only(None, self.trained)
+        other_grads = self.only(None, self.treedef.unflatten(map(_conjugate, grads)))
         with whole_leaves(self.trained):
-            params, state = take_step(self.placed, rest, state, left, **extra)
+            others = self.only(None, self.trained)
+            params, state = take_step(self.placed, other_grads, state, others, **extra)
         leaves = self.treedef.flatten_up_to(params)
-        new = [iter(carry[1]) for carry in carried]
-        for stage, carry in zip(self.loops.stages, carried, strict=True):
-            for stack, x in zip(stage.stacks, carry[0], strict=True):
+        for stage, (new_stacks, *_) in zip(self.loops.stages, carried, strict=True):
+            for stack, x in zip(stage.stacks, new_stacks, strict=True):
                 leaves[stack.leaf] = x
+        state = self._with_slots(state, [new_slots for _, new_slots, _ in carried])
+        return self.treedef.unflatten(leaves), state, value, aux
 
-        def put(slot: Any, i: int) -> Any:
+    def _slots_of_scans(self, state: State) -> list[list[Any]]:
+        """The slots of the leaves that each scan reads, in forms that its loop can carry."""
+        slots: list[list[Any]] = [[] for _ in self.loops.stages]
+
+        def collect(slot: Any, i: int) -> Any:
+            if i in self.stage_of:
+                divided = divides_rows(self.sharding_at.get(self.paths[i]), self.leaves[i].ndim)
+                in_form = functools.partial(in_slices, rows_divided=divided)
+                slots[self.stage_of[i]].append(jax.tree.map(in_form, slot))
+            return slot
+
+        _on_slots(self.tx, collect, state, self.index)
+        return slots
+
+    def _with_slots(self, state: State, slots: list[list[Any]]) -> State:
+        """The state with new slots, from each scan."""
+        new = [iter(of_scan) for of_scan in slots]
+
+        def replaced(slot: Any, i: int) -> Any:
             if i not in self.stage_of:
                 return slot
             new_slot = jax.tree.map(as_it_was, slot, next(new[self.stage_of[i]]))
             return new_slot.with_key(new_slot.next_key()) if is_encoded(new_slot) else new_slot
 
-        state = _on_slots(self.tx, put, state, self.index)
-        return self.treedef.unflatten(leaves), state, value, aux
+        return _on_slots(self.tx, replaced, state, self.index)
 
     def _at_home(self, state: State) -> State:
         """The state, with the type of the host's memory on the arrays that `tx` keeps there.
 
-        An array has its memory in its type. What is compiled ahead is an argument of the compiled
-        function that lies there, with the type of an array on the device.
+        An array has its memory in its type, but an argument of a function that is compiled ahead
+        has the type of an array on the device, even if it lies there.
         """
         if not self._offloads():
             return state
@@ -478,70 +381,136 @@ class Inside:
             return state
         return form.unflatten(map(_on_host_if, jax.tree.leaves(state), on_host))
 
-    def _in_place(self, layer: Array, leaf: int) -> Array:
+    def in_place(self, layer: Array, leaf: int) -> Array:
         """A new layer in the sharding of its stack, so that no stack is moved after the loop."""
-        sharding = self.kept_at.get(self.paths[leaf])
+        sharding = self.sharding_at.get(self.paths[leaf])
         return layer if explicit_mesh(layer) is not None else put(layer, sharding)
 
-    def _turn(
+
+class _StepOfLayers:
+    """A step of a transformation on abstract arrays, followed with each layer as an owner.
+
+    Args:
+        inside: the loss, with its scans.
+        tx: its optimizer, or a transformation within that.
+        state: the state of `tx`.
+        extra_args: more arguments of the step.
+
+    Raises:
+        Mixed: a slot does not have a part for each layer.
+    """
+
+    def __init__(
         self,
-        k: int,
-        stage: Stage,
+        inside: Inside,
+        tx: GradientTransformation,
         state: State,
-        extra: dict[str, Any],
-        value: Array,
-        sums_squares: bool,
-    ) -> Any:
-        """The function that updates one layer of a stage, given the layer's gradients."""
-        position = {stack.leaf: at for at, stack in enumerate(stage.stacks)}
+        extra_args: Mapping[str, Any],
+    ) -> None:
+        self.inside, self.tx, self.index = inside, tx, inside.index
+        self.stages, self.stage_of = inside.loops.stages, inside.stage_of
+        try:
+            self.state = _on_slots(tx, self._abstract_slot, state, self.index)
+        except ValueError as error:
+            raise Mixed("it keeps something other than an array for a parameter") from error
+        self.params = inside.treedef.unflatten([_abstract(x) for x in inside.leaves])
+        self.extra_args = jax.tree.map(_abstract, dict(extra_args))
+        if inside.norm_for:
+            self.extra_args["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
 
-        def tree(values: list[Any]) -> PyTree:
-            each = range(len(self.leaves))
-            return self.treedef.unflatten(
-                [values[position[i]] if i in position else None for i in each]
-            )
+    def check(self) -> None:
+        """Raise Mixed unless the step of one layer gives that layer of the step of all layers."""
+        self._follow([stage.length for stage in self.stages])
+        # An array may be cut into as many parts as there are layers, but elsewhere: with one layer
+        # more this shows.
+        self._follow([stage.length + 1 for stage in self.stages])
+        for k, stage in enumerate(self.stages):
+            if self._formula(k, stage.length) != self._formula(k, 1):
+                raise Mixed("its formula for a stack depends on the number of layers")
 
-        name = zlib.crc32(self.paths[stage.stacks[0].leaf].encode())
+    def _abstract_slot(self, slot: Any, i: int) -> Any:
+        if i in self.stage_of:
+            _check_slot(self.inside.paths[i], self.stages[self.stage_of[i]].length, slot)
+        return jax.ShapeDtypeStruct(slot.shape, slot.dtype)
 
-        def step(layer: Array, now: Layer, grads: list[Array]) -> Layer:
-            params, slots = now
-            old_slots, new = iter(slots), []
+    def _step(self, grads: Any, state: Any, params: Any, extra_args: Any) -> Any:
+        with all_near(), whole_leaves(self.inside.trained):
+            return take_step(self.tx, grads, state, params, **extra_args)
 
-            def of_others(x: Any) -> Any:
-                return key_of_layer(x, name, layer) if is_key(x) else brought_in(x)
+    def _cut(self, x: Any, k: int, layers: int) -> Any:
+        """The form of an array of so many layers, in place of those of scan `k`."""
+        size = x.shape[0] // self.stages[k].length * layers
+        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
 
-            def of_layer(slot: Any, i: int) -> Any:
-                return next(old_slots) if self.stage_of.get(i) == k else slot
+    def _formula(self, k: int, layers: int) -> Any:
+        """The formula of a step on the leaves of scan `k` alone, with so many layers."""
 
-            def collect(slot: Any, i: int) -> Any:
-                if self.stage_of.get(i) == k:
-                    new.append(slot)
-                return slot
+        def cut(x: Any, i: int) -> Any:
+            return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
 
-            alone = _on_slots(self.tx, of_layer, state, self.index, of_others)
-            with all_near(), whole_leaves(self.trained):
-                new_params, alone = take_step(
-                    self.placed, tree(grads), alone, tree(params), **extra
-                )
-            _on_slots(self.tx, collect, alone, self.index)
-            leaves = self.treedef.flatten_up_to(new_params)
-            new_params = [self._in_place(leaves[stack.leaf], stack.leaf) for stack in stage.stacks]
-            return in_form_of((new_params, new), now)
+        params = self.inside.only(k, jax.tree.map(cut, self.params, self.index))
+        state = _on_slots(self.tx, cut, self.state, self.index)
+        return formula(jax.make_jaxpr(self._step)(params, state, params, self.extra_args))
 
-        def turn(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
-            stacks = carried[:2]
-            now = jax.tree.map(
-                lambda x: layer_of(x, layer, stage.length), stacks, is_leaf=is_one_stack
-            )
-            new = _apart(functools.partial(step, layer), now, [_conjugate(g) for g in grads], value)
-            params, slots = jax.tree.map(
-                lambda x, n: with_layer(x, n, layer), stacks, new, is_leaf=is_one_stack
-            )
-            if not sums_squares:
-                return params, slots, carried[2]
-            return _add_squares(layer, (params, slots, carried[2]), grads)
+    def _follow(self, layers: list[int]) -> None:
+        """Raise Mixed unless a step with so many layers in each scan computes them separately."""
 
-        return turn
+        def owner(x: Any, i: int) -> Kind:
+            k = self.stage_of.get(i)
+            if k is None:
+                return owned_by(OUTSIDE)
+            return in_layers(k << _BITS, layers[k], x.shape[0])
+
+        def cut(x: Any, i: int) -> Any:
+            k = self.stage_of.get(i)
+            return x if k is None else self._cut(x, k, layers[k])
+
+        kinds: list[Kind] = []
+
+        def of_leaf(x: Any, i: int) -> Any:
+            kinds.append(owner(x, i))
+            return x
+
+        def of_number(x: Any) -> Any:
+            kinds.append(free(jnp.shape(x), is_key(x)))
+            return x
+
+        def of_extra_arg(x: Any) -> Any:
+            kinds.append(free(jnp.shape(x)))
+            return x
+
+        params = jax.tree.map(cut, self.params, self.index)
+        state = _on_slots(self.tx, cut, self.state, self.index)
+        jax.tree.map(of_leaf, params, self.index)
+        _on_slots(self.tx, of_leaf, state, self.index, of_number)
+        jax.tree.map(of_leaf, params, self.index)
+        jax.tree.map(of_extra_arg, self.extra_args)
+        traced = jax.make_jaxpr(self._step, return_shape=True)
+        closed, out = traced(params, state, params, self.extra_args)
+        results = iter(owners_after(closed, kinds))
+
+        def check(x: Any, i: int) -> Any:
+            check_owner(next(results), owner(x, i))
+            return x
+
+        def check_number(x: Any) -> Any:
+            check_owner(next(results), owned_by(OUTSIDE))
+            return x
+
+        jax.tree.map(check, out[0], self.index)
+        _on_slots(self.tx, check, out[1], self.index, check_number)
+
+
+def _check_slot(path: str, layers: int, slot: Any) -> None:
+    """Raise Mixed unless a slot of a stacked parameter has an equal part for each layer."""
+    where = f"a slot of {path!r}"
+    if is_encoded(slot):
+        if slot.blocks is not None and slot.blocks.axis == 0:
+            raise Mixed(f"{where} is kept in blocks that cross layers: choose another axis")
+    elif is_stored(slot):
+        raise Mixed(f"{where} is kept as {type(slot).__name__}, in which layers are not apart")
+    if not slot.shape or slot.shape[0] % layers or not slot.shape[0]:
+        raise Mixed(f"{where}, of shape {slot.shape}, is not one for each of {layers} layers")
 
 
 Layer = tuple[list[Any], list[Any]]
@@ -549,6 +518,72 @@ Layer = tuple[list[Any], list[Any]]
 
 Carried = tuple[list[Any], list[Any], Array]
 """Parameters and slots of all layers, and the sum of the squares of the gradients so far."""
+
+
+class _Turn(NamedTuple):
+    """A turn of the loop of scan `k`, which updates one layer with its gradients.
+
+    state: the state of all leaves; value: of the loss; sums_squares: whether the squares of
+    gradients are added up.
+    """
+
+    inside: Inside
+    k: int
+    state: State
+    extra_args: dict[str, Any]
+    value: Array
+    sums_squares: bool
+
+    @property
+    def stage(self) -> Stage:
+        return self.inside.loops.stages[self.k]
+
+    def __call__(self, layer: Array, carried: Carried, grads: list[Array]) -> Carried:
+        stacks = carried[:2]
+        old = jax.tree.map(
+            lambda x: layer_of(x, layer, self.stage.length), stacks, is_leaf=is_one_stack
+        )
+        step = functools.partial(self.step, layer)
+        new = _apart(step, old, [_conjugate(g) for g in grads], self.value)
+        params, slots = jax.tree.map(
+            lambda x, n: with_layer(x, n, layer), stacks, new, is_leaf=is_one_stack
+        )
+        if not self.sums_squares:
+            return params, slots, carried[2]
+        return _add_squares(layer, (params, slots, carried[2]), grads)
+
+    def step(self, layer: Array, old: Layer, grads: list[Array]) -> Layer:
+        """The new parameters and slots of one layer."""
+        inside, stacks = self.inside, self.stage.stacks
+        params, slots = old
+        old_slots, new_slots = iter(slots), []
+        name = zlib.crc32(inside.paths[stacks[0].leaf].encode())
+
+        def of_layer(slot: Any, i: int) -> Any:
+            return next(old_slots) if inside.stage_of.get(i) == self.k else slot
+
+        def of_number(x: Any) -> Any:
+            return key_of_layer(x, name, layer) if is_key(x) else brought_in(x)
+
+        def collect(slot: Any, i: int) -> Any:
+            if inside.stage_of.get(i) == self.k:
+                new_slots.append(slot)
+            return slot
+
+        state = _on_slots(inside.tx, of_layer, self.state, inside.index, of_number)
+        with all_near(), whole_leaves(inside.trained):
+            new_params, state = take_step(
+                inside.placed, self._tree(grads), state, self._tree(params), **self.extra_args
+            )
+        _on_slots(inside.tx, collect, state, inside.index)
+        leaves = inside.treedef.flatten_up_to(new_params)
+        layers = [inside.in_place(leaves[stack.leaf], stack.leaf) for stack in stacks]
+        return in_form_of((layers, new_slots), old)
+
+    def _tree(self, arrays: list[Any]) -> PyTree:
+        """A tree of the arrays of the scan's leaves, with None for other leaves."""
+        by_leaf = {stack.leaf: x for stack, x in zip(self.stage.stacks, arrays, strict=True)}
+        return self.inside.treedef.unflatten(map(by_leaf.get, range(len(self.inside.leaves))))
 
 
 def _add_squares(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
@@ -578,8 +613,8 @@ def _apart(
 
         %copy.38 = f32[5,16,32] copy(%get-tuple-element.315)
 
-    Inside of a loop it sees arrays of one layer, and makes of them what it makes of whole leaves,
-    with the same bits. That there is one iteration it learns only from the value of the loss.
+    Inside of a loop it sees arrays of one layer, and compiles them as it compiles leaves, with the
+    same bits. That there is one iteration it learns only from the value of the loss.
     """
 
     def loop(now: Layer, grads: list[Array]) -> Layer:

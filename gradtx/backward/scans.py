@@ -1,9 +1,9 @@
 """The scans of a loss over stacked parameters, and its derivative with a step inside of theirs.
 
-The program of the loss is cut at these scans. What lies between two of them is differentiated by
-JAX as a whole. A scan is run forwards with what the derivative of one turn needs, as JAX itself
-would, and backwards in a loop of ours: each turn pulls the cotangents back through one layer, and
-hands the gradients of that layer to whoever uses them.
+The program of the loss is cut at these scans. JAX differentiates each part between two of them. A
+scan is run forwards and saves the residuals of each turn, as JAX itself would, and backwards in a
+loop of ours: each turn pulls the cotangents back through one layer, and passes the gradients of
+that layer to a function.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -117,8 +117,8 @@ class Loops:
     def _readers(self, v: Any, names: list[Any]) -> list[tuple[int, int]]:
         """The equations that read a parameter, as it is or cast, and where among their inputs.
 
-        One cast is followed, which a scan then does layer by layer. A second is not: it rounds what
-        the first has rounded. `names` collects the variables of casts, after that of the parameter.
+        One cast is followed, which a scan then does layer by layer. A second is not: it rounds the
+        results of the first. `names` collects the variables of casts, after that of the parameter.
         """
         users = []
         for i, at in self.uses.read.get(v, ()):
@@ -194,7 +194,7 @@ class Backward:
     def __init__(self, loops: Loops, leaves: Sequence[Any]) -> None:
         self.loops, self.leaves = loops, list(leaves)
         self.results: list[Any] = []
-        self.parts: list[_Scanned | Callable[[dict[Any, Any]], None]] = []
+        self.parts: list[_Scan | _Between] = []
 
     def pull(
         self, seeds: Sequence[Any], turns: Sequence[tuple[Turn, Any]]
@@ -214,10 +214,10 @@ class Backward:
         carried: list[Any] = []
         rest = list(turns)
         for part in reversed(self.parts):
-            if isinstance(part, _Scanned):
+            if isinstance(part, _Scan):
                 carried.append(part.back(cotangents, *rest.pop()))
             else:
-                part(cotangents)
+                part.back(cotangents)
         stacked = {stack.leaf for stage in self.loops.stages for stack in stage.stacks}
         grads = [
             None if i in stacked else cotangents.get(v, jnp.zeros_like(leaf))
@@ -239,10 +239,10 @@ def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     backward = Backward(loops, leaves)
     begin = 0
     for stage in loops.stages:
-        backward.parts.append(_between(loops, begin, stage.index, casts, env, active))
-        backward.parts.append(_Scanned(loops, stage, env, active))
+        backward.parts.append(_Between(loops, begin, stage.index, casts, env, active))
+        backward.parts.append(_Scan(loops, stage, env, active))
         begin = stage.index + 1
-    backward.parts.append(_between(loops, begin, len(jaxpr.eqns), casts, env, active))
+    backward.parts.append(_Between(loops, begin, len(jaxpr.eqns), casts, env, active))
     backward.results = read(env, jaxpr.outvars)
     return backward
 
@@ -263,56 +263,67 @@ def _first(stage: Stage) -> int:
     return sum(scan_sizes(stage.eqn))
 
 
-def _between(
-    loops: Loops, begin: int, end: int, casts: set[int], env: dict[Any, Any], active: set[Any]
-) -> Callable[[dict[Any, Any]], None]:
-    """Run equations between scans; return a function that adds their inputs' cotangents."""
-    jaxpr, returned = loops.jaxpr, set(variables(loops.jaxpr.outvars))
+class _Between:
+    """The equations between two scans, run forwards, with their derivative.
 
-    def is_wanted(v: Any) -> bool:
-        return v in returned or any(i >= end for i, _ in loops.uses.read.get(v, ()))
+    Args:
+        loops: the program.
+        begin: the index of the first equation.
+        end: the index after the last.
+        casts: the indices of equations that are left out.
+        env: the values of variables, to which those of the results are added.
+        active: the variables that have a derivative.
+    """
 
-    eqns = [eqn for i, eqn in enumerate(jaxpr.eqns[begin:end], begin) if i not in casts]
-    computed, inputs = uses(eqns)
-    ins = [v for v in inputs if v in env]
-    outs = list(filter(is_wanted, computed))
-    # What is also read later is passed through, so that cotangents are added in JAX's order.
-    differentiated = [v for v in ins if v in active]
-    passed = list(filter(is_wanted, differentiated))
-    live, still = [v for v in outs if v in active], [v for v in outs if v not in active]
-    part = jaxpr.replace(
-        constvars=[],
-        invars=ins,
-        outvars=[*live, *passed, *still],
-        eqns=eqns,
-    )
-    run = jaxpr_as_fun(ClosedJaxpr(part, []))
+    def __init__(
+        self,
+        loops: Loops,
+        begin: int,
+        end: int,
+        casts: set[int],
+        env: dict[Any, Any],
+        active: set[Any],
+    ) -> None:
+        returned = set(variables(loops.jaxpr.outvars))
 
-    def function(*some: Any) -> tuple[list[Any], list[Any]]:
-        values = env | dict(zip(differentiated, some, strict=True))
-        results = list(run(*(values[v] for v in ins)))
-        count = len(live) + len(passed)
-        return results[:count], results[count:]
+        def is_read_later(v: Any) -> bool:
+            return v in returned or any(i >= end for i, _ in loops.uses.read.get(v, ()))
 
-    results, pull, rest = jax.vjp(function, *(env[v] for v in differentiated), has_aux=True)
-    env.update(zip([*live, *still], [*results[: len(live)], *rest], strict=True))
-    kinds = [jax.typeof(x) for x in results]
+        eqns = [e for i, e in enumerate(loops.jaxpr.eqns[begin:end], begin) if i not in casts]
+        computed, inputs = uses(eqns)
+        ins = [v for v in inputs if v in env]
+        outs = list(filter(is_read_later, computed))
+        live, still = [v for v in outs if v in active], [v for v in outs if v not in active]
+        self.inputs = [v for v in ins if v in active]
+        # Inputs that are also read later are passed on: cotangents are then added in JAX's order.
+        self.outputs = [*live, *filter(is_read_later, self.inputs)]
+        outvars = [*self.outputs, *still]
+        part = loops.jaxpr.replace(constvars=[], invars=ins, outvars=outvars, eqns=eqns)
+        run = jaxpr_as_fun(ClosedJaxpr(part, []))
 
-    def back(cotangents: dict[Any, Any]) -> None:
-        named = [*live, *passed]
-        if not any(v in cotangents for v in named):
+        def function(*inputs: Any) -> tuple[list[Any], list[Any]]:
+            values = env | dict(zip(self.inputs, inputs, strict=True))
+            results = list(run(*(values[v] for v in ins)))
+            count = len(self.outputs)
+            return results[:count], results[count:]
+
+        results, self.pull, rest = jax.vjp(function, *(env[v] for v in self.inputs), has_aux=True)
+        env.update(zip([*live, *still], [*results[: len(live)], *rest], strict=True))
+        self.types = [jax.typeof(x) for x in results]
+
+    def back(self, cotangents: dict[Any, Any]) -> None:
+        """Take the cotangents of the results, and add those of the inputs."""
+        if not any(v in cotangents for v in self.outputs):
             return
         seeds = [
-            cotangents.pop(v) if v in cotangents else jnp.zeros(kind.shape, kind.dtype)
-            for v, kind in zip(named, kinds, strict=True)
+            cotangents.pop(v) if v in cotangents else jnp.zeros(aval.shape, aval.dtype)
+            for v, aval in zip(self.outputs, self.types, strict=True)
         ]
-        for v, x in zip(differentiated, pull(seeds), strict=True):
+        for v, x in zip(self.inputs, self.pull(seeds), strict=True):
             _add(cotangents, v, x)
 
-    return back
 
-
-class _Scanned:
+class _Scan:
     """A scan that has been run forwards, with the values that its derivative reads."""
 
     def __init__(self, loops: Loops, stage: Stage, env: dict[Any, Any], active: set[Any]) -> None:
@@ -344,12 +355,13 @@ class _Scanned:
                 for at, x in enumerate([*consts, *carry, *xs])
             ]
 
-            def function(*some: Any) -> tuple[list[Any], list[Any]]:
-                rest = iter(some)
-                every = [
-                    next(rest) if yes else x for x, yes in zip(operands, self.live, strict=True)
+            def function(*live: Any) -> tuple[list[Any], list[Any]]:
+                rest = iter(live)
+                inputs = [
+                    next(rest) if is_live else x
+                    for x, is_live in zip(operands, self.live, strict=True)
                 ]
-                return _parted(run(*every), self.live_out)
+                return _parted(run(*inputs), self.live_out)
 
             results, pull, others = jax.vjp(
                 function, *_parted(operands, self.live)[0], has_aux=True
@@ -358,17 +370,17 @@ class _Scanned:
             self.sources = [self._source(x, operands) for x in residuals]
             saved = [x for x, source in zip(residuals, self.sources, strict=True) if source is None]
             either = iter(results), iter(others)
-            out = [next(either[not yes]) for yes in self.live_out]
+            out = [next(either[not is_live]) for is_live in self.live_out]
             return out[: len(carry)], (out[len(carry) :], saved)
 
         each = jnp.arange(stage.length), xs
         last, (ys, self.saved) = jax.lax.scan(body, carry, each, length=stage.length, **self.order)
         env.update(zip(eqn.outvars, [*last, *ys], strict=True))
 
-    def _split(self, of_inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    def _split(self, entries: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """A list, with an entry for each input, cut into constants, carries and scanned inputs."""
         a, b = self.consts_end, self.first
-        return list(of_inputs[:a]), list(of_inputs[a:b]), list(of_inputs[b:])
+        return list(entries[:a]), list(entries[a:b]), list(entries[b:])
 
     def _cast(self, at: int, x: Any) -> Any:
         return cast(x, self.stacks[at].dtype) if at in self.stacks else x
@@ -376,7 +388,7 @@ class _Scanned:
     def _source(self, x: Any, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
         """The function that reads `x` from a turn's inputs in the derivative; None if `x` is saved.
 
-        Saving what every turn can read again would store parameters a second time.
+        To save an array that every turn can read again would store parameters a second time.
         """
         if not is_tracer(x):
             return lambda inputs: x
@@ -387,56 +399,64 @@ class _Scanned:
 
     def back(self, cotangents: dict[Any, Any], turn: Turn, carried: Any) -> Any:
         """Pull the cotangents back through all layers, and return the last value of `carried`."""
-        eqn = self.stage.eqn
+        invars = self.stage.eqn.invars
         seeds = [
             cotangents.pop(v) if v in cotangents else jnp.zeros(v.aval.shape, v.aval.dtype)
-            for v in _parted(eqn.outvars, self.live_out)[0]
+            for v in _parted(self.stage.eqn.outvars, self.live_out)[0]
         ]
-        consts, carries, xs = self._split(range(len(self.inputs)))
-        of_consts, of_carries, of_xs = (
-            [at for at in part if self.live[at]] for part in (consts, carries, xs)
+        consts, carries, xs = (
+            [at for at in part if self.live[at]] for part in self._split(range(len(self.inputs)))
         )
-        others = [at for at in xs if at not in self.stacks]
+        others = self._others()
 
-        def body(now: Any, x: Any) -> Any:
-            on_consts, on_carry, carried = now
-            layer, saved, on_ys, read = x
-            inputs = [*self.inputs[: self.first], *[None] * len(xs)]
-            for at, value in zip(others, read, strict=True):
-                inputs[at] = value
-            for at, stack in zip(self.stacks, carried[0], strict=True):
-                mine = jax.lax.dynamic_index_in_dim(stack, layer, 0, keepdims=False)
-                inputs[at] = self._cast(at, mine)
-            rest = iter(saved)
-            residuals = [
-                next(rest) if source is None else source(inputs) for source in self.sources
-            ]
-            pulled = iter(jax.tree.unflatten(self.structure, residuals)([*on_carry, *on_ys]))
-            on_consts = [a + next(pulled) for a in on_consts]
-            on_carry = [next(pulled) for _ in on_carry]
-            of_layer = dict(zip(of_xs, pulled, strict=True))
-            grads = [cast(of_layer.pop(at), self.inputs[at].dtype)[None] for at in self.stacks]
+        def body(carry: Any, of_turn: Any) -> Any:
+            const_cotangents, carry_cotangents, carried = carry
+            layer, saved, y_cotangents, scanned = of_turn
+            inputs = self._inputs_of_turn(layer, carried[0], scanned)
+            pulled = iter(self._pull(inputs, saved)([*carry_cotangents, *y_cotangents]))
+            const_cotangents = [a + next(pulled) for a in const_cotangents]
+            carry_cotangents = [next(pulled) for _ in carry_cotangents]
+            x_cotangents = dict(zip(xs, pulled, strict=True))
+            grads = [cast(x_cotangents.pop(at), self.inputs[at].dtype)[None] for at in self.stacks]
             carried = turn(layer, carried, grads)
-            return (on_consts, on_carry, carried), list(of_layer.values())
+            return (const_cotangents, carry_cotangents, carried), list(x_cotangents.values())
 
-        zeros = [jnp.zeros_like(self.inputs[at]) for at in of_consts]
-        count = len(of_carries)
-        first = zeros, seeds[:count], carried
-        read = (
-            jnp.arange(self.stage.length),
-            self.saved,
-            seeds[count:],
-            [self.inputs[at] for at in others],
+        zeros = [jnp.zeros_like(self.inputs[at]) for at in consts]
+        count = len(carries)
+        turns = jnp.arange(self.stage.length), self.saved, seeds[count:]
+        (const_cotangents, carry_cotangents, carried), x_cotangents = jax.lax.scan(
+            body,
+            (zeros, seeds[:count], carried),
+            (*turns, [self.inputs[at] for at in others]),
+            length=self.stage.length,
+            **self.order | {"reverse": not self.order["reverse"]},
         )
-        order = self.order | {"reverse": not self.order["reverse"]}
-        (on_consts, on_carry, carried), on_xs = jax.lax.scan(
-            body, first, read, length=self.stage.length, **order
-        )
-        places = [*of_consts, *of_carries, *(at for at in of_xs if at not in self.stacks)]
-        for at, x in zip(places, [*on_consts, *on_carry, *on_xs], strict=True):
-            if not isinstance(eqn.invars[at], Literal):
-                _add(cotangents, eqn.invars[at], x)
+        places = [*consts, *carries, *(at for at in xs if at not in self.stacks)]
+        totals = [*const_cotangents, *carry_cotangents, *x_cotangents]
+        for at, x in zip(places, totals, strict=True):
+            if not isinstance(invars[at], Literal):
+                _add(cotangents, invars[at], x)
         return carried
+
+    def _others(self) -> list[int]:
+        """The positions of scanned inputs that are not stacked parameters."""
+        return [at for at in range(self.first, len(self.inputs)) if at not in self.stacks]
+
+    def _inputs_of_turn(self, layer: Array, stacks: list[Any], scanned: list[Any]) -> list[Any]:
+        """The inputs of a turn that residuals are read from: any but carries."""
+        inputs = list(self.inputs)
+        for at, x in zip(self._others(), scanned, strict=True):
+            inputs[at] = x
+        for at, stack in zip(self.stacks, stacks, strict=True):
+            parameter = jax.lax.dynamic_index_in_dim(stack, layer, 0, keepdims=False)
+            inputs[at] = self._cast(at, parameter)
+        return inputs
+
+    def _pull(self, inputs: list[Any], saved: list[Any]) -> Any:
+        """The function that pulls cotangents back through a turn."""
+        rest = iter(saved)
+        residuals = [next(rest) if source is None else source(inputs) for source in self.sources]
+        return jax.tree.unflatten(self.structure, residuals)
 
 
 def _in_turn(turn: Array, x: Array) -> Array:
@@ -450,7 +470,7 @@ def _in_turn(turn: Array, x: Array) -> Array:
     return delay(x, after=turn.astype(jnp.float32), on="tpu")
 
 
-def _parted(items: Iterable[Any], yes: Sequence[bool]) -> tuple[list[Any], list[Any]]:
-    """The items that are marked in `yes`, and the items that are not."""
-    pairs = list(zip(items, yes, strict=True))
+def _parted(items: Iterable[Any], marks: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """The items that are marked, and the others."""
+    pairs = list(zip(items, marks, strict=True))
     return [x for x, marked in pairs if marked], [x for x, marked in pairs if not marked]

@@ -1,4 +1,4 @@
-"""Roles of leaves: matrix, convolution, embedding, head, norm or bias, and which axes are what."""
+"""Roles of leaves: matrix, convolution, embedding, head, norm or bias, and their axes' roles."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ Convention: TypeAlias = Literal["auto", "in_out", "out_in"]
 
 
 class Role(NamedTuple):
-    """What a leaf is, and which of its axes are rows (inputs), columns (outputs) and batch."""
+    """The kind of a leaf, and which of its axes are rows (inputs), columns (outputs) and batch."""
 
     kind: RoleKind
     rows: tuple[int, ...] = ()
@@ -56,13 +56,13 @@ class ByRole(NamedTuple):
         convention: ``"in_out"`` where arrays are ``(inputs, outputs)``, as in Flax, Haiku and
             Keras; ``"out_in"`` for ``(outputs, inputs)``, as in PyTorch and Equinox. ``"auto"``
             goes by the leaf's name: `kernel` and `w` are the first, `weight` is the second.
-        stacked: pairs ``(pattern, n)``: the first `n` axes of what a path pattern names are those
-            of stacked layers, as ``nn.scan`` makes them.
+        stacked: pairs ``(pattern, n)``: the first `n` axes of the leaves that a path pattern names
+            are those of stacked layers, as ``nn.scan`` makes them.
         matrices: the kinds that have dimension numbers. A factor of LoRA has them where a leaf of
             another name would, so not in a table or a head.
 
     The default goes by the last names of a path: a `bias`, `b` or `offset` is a bias; a `scale`, or
-    what is in a module named for a norm, a norm; `embedding`, `wte`, `pos_embed` and the like an
+    a leaf in a module named for a norm, a norm; `embedding`, `wte`, `pos_embed` and the like an
     embedding; `head`, `lm_head`, `classifier` and the like a head. Otherwise an array of one
     dimension is a vector, one of two a matrix, and one of more, if its path says so, a convolution,
     depthwise if its filters have one input; leading axes are batch in modules named for experts or
@@ -119,7 +119,7 @@ class ByRole(NamedTuple):
     def __call__(self, params: PyTree) -> PyTree:
         """The dimension numbers of each leaf, None for a leaf that is not a matrix.
 
-        Rules may match nothing here; what asks about whole parameters calls :meth:`check` first.
+        Rules may match nothing here: call :meth:`check` first, with all parameters.
         """
         leaves, treedef = leaves_with_path(params)
         named = [(path_string(path), p) for path, p in leaves]
@@ -135,7 +135,7 @@ class ByRole(NamedTuple):
         )
 
     def factors(self, tree: PyTree) -> dict[str, RoleKind]:
-        """The leaves that are factors of LoRA, by their paths: which of the two each is."""
+        """The leaves that are factors of LoRA, by their paths, with the factor that each is."""
         kinds: dict[str, RoleKind] = {}
         for keys, leaf in leaves_with_path(tree)[0]:
             path = path_string(keys)
@@ -203,7 +203,7 @@ def _attention(leaves: Mapping[str, Any], layers: Callable[[str], int]) -> set[s
     Stacked layers of projections that are matrices have as many axes, but other shapes.
     """
 
-    def inside(path: str) -> tuple[int, ...] | None:
+    def shape_of_layer(path: str) -> tuple[int, ...] | None:
         leaf = leaves[path]
         return None if leaf is None else tuple(leaf.shape)[layers(path) :]
 
@@ -214,9 +214,9 @@ def _attention(leaves: Mapping[str, Any], layers: Callable[[str], int]) -> set[s
         module = path.removesuffix("query/kernel")
         if not all(f"{module}{name}/kernel" in leaves for name in _PROJECTIONS):
             continue
-        heads, back = inside(path), inside(f"{module}out/kernel")
-        # Where one is left to another optimizer, its shape is not known here.
-        if heads is None or back is None or heads[1:] == back[:-1]:
+        query, out = shape_of_layer(path), shape_of_layer(f"{module}out/kernel")
+        # A leaf that another optimizer trains has no shape here.
+        if query is None or out is None or query[1:] == out[:-1]:
             modules.add(module)
     return modules
 
@@ -229,53 +229,68 @@ def _default(
     kind: RoleKind | None,
     attention: set[str],
 ) -> Role:
+    """The role of a leaf by its path, its shape and, if it is known, its kind."""
     leaf, module, modules = _names(path)
-    names = [*modules, leaf]
-    batch = tuple(range(layers))
-    inside = tuple(range(layers, len(shape)))
-    plain = kind or _by_name(leaf, module, modules, len(inside))
-    if kind is None and plain != "bias" and len(inside) > 1:
-        plain = lora_kind(path) or plain
-    if plain in ("lora_a", "lora_b"):
-        return _factor(path, leaf, shape, plain, convention, layers)
-    if plain not in (None, "matrix", "convolution", "depthwise", "head"):
-        return Role(plain)
-    if len(inside) < 2:
+    batch, axes = tuple(range(layers)), tuple(range(layers, len(shape)))
+    implied = kind or _by_name(leaf, module, modules, len(axes))
+    if kind is None and implied != "bias" and len(axes) > 1:
+        implied = lora_kind(path) or implied
+    if implied in ("lora_a", "lora_b"):
+        return _factor(path, leaf, shape, implied, convention, layers)
+    if implied not in (None, "matrix", "convolution", "depthwise", "head"):
+        return Role(implied)
+    if len(axes) < 2:
         return Role("vector")
     inputs_first = _inputs_first(leaf, convention)
-    is_conv = any("conv" in name.lower() for name in names) or "patch" in path
-    if inputs_first is None and not (plain == "head" and len(inside) == 2):
+    if inputs_first is None and not (implied == "head" and len(axes) == 2):
         raise ValueError(
             f"ByRole: the name of {path!r}, of shape {shape}, does not say what it is: give a "
             "rule with its kind or Role, or a convention if it is a weight, as all leaves of such "
             "names then are"
         )
-    if len(inside) == 2:
-        row, column = inside if inputs_first else inside[::-1]
-        return Role(plain or "matrix", (row,), (column,), batch)
-    heads = any(map(_FLAX_ATTENTION.match, modules)) or (
-        module in _PROJECTIONS and path.removesuffix(f"{module}/{leaf}") in attention
-    )
-    if len(inside) == 3 and modules and heads:
+    if len(axes) == 2:
+        row, column = axes if inputs_first else axes[::-1]
+        return Role(implied or "matrix", (row,), (column,), batch)
+    if len(axes) == 3 and _has_heads(path, attention):
         split = 1 if module in ("query", "key", "value") else 2
-        return Role(plain or "matrix", inside[:split], inside[split:], batch)
+        return Role(implied or "matrix", axes[:split], axes[split:], batch)
+    among_experts = any(map(_EXPERTS.search, [*modules, leaf]))
     window = shape[layers : layers + 2] if inputs_first else shape[-2:]
-    among_experts = any(map(_EXPERTS.search, names))
-    small = len(inside) == 4 and max(window) <= _LARGEST_WINDOW
-    if is_conv or (small and not among_experts):
-        rows, columns = (inside[:-1], inside[-1:]) if inputs_first else (inside[1:], inside[:1])
-        filters = shape[inside[-2]] if inputs_first else shape[inside[1]]
-        outputs = shape[columns[0]]
-        if filters == 1 and outputs > 1 and (kind or "depthwise") == "depthwise":
+    has_small_window = len(axes) == 4 and max(window) <= _LARGEST_WINDOW
+    if _is_called_convolution(path) or (has_small_window and not among_experts):
+        is_depthwise, rows, columns = _filters(shape, axes, bool(inputs_first))
+        if is_depthwise and (kind or "depthwise") == "depthwise":
             return Role("depthwise", rows, columns, batch)
-        return Role(plain or "convolution", rows, columns, batch)
+        return Role(implied or "convolution", rows, columns, batch)
     if among_experts:
-        row, column = inside[-2:] if inputs_first else inside[-2:][::-1]
-        return Role(plain or "matrix", (row,), (column,), (*batch, *inside[:-2]))
+        row, column = axes[-2:] if inputs_first else axes[-2:][::-1]
+        return Role(implied or "matrix", (row,), (column,), (*batch, *axes[:-2]))
     raise ValueError(
         f"ByRole: {path!r}, of shape {shape}, may be stacked layers, experts, heads or a "
         "convolution: say which by `stacked`, or by a rule with a Role"
     )
+
+
+def _has_heads(path: str, attention: set[str]) -> bool:
+    """Whether a leaf is a projection in an attention module of Flax, with an axis of heads."""
+    leaf, module, modules = _names(path)
+    if any(map(_FLAX_ATTENTION.match, modules)):
+        return True
+    return module in _PROJECTIONS and path.removesuffix(f"{module}/{leaf}") in attention
+
+
+def _is_called_convolution(path: str) -> bool:
+    leaf, _, modules = _names(path)
+    return any("conv" in name.lower() for name in (*modules, leaf)) or "patch" in path
+
+
+def _filters(
+    shape: tuple[int, ...], axes: tuple[int, ...], inputs_first: bool
+) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
+    """Whether filters have a single input, and the rows and columns of a convolution."""
+    rows, columns = (axes[:-1], axes[-1:]) if inputs_first else (axes[1:], axes[:1])
+    inputs = shape[axes[-2]] if inputs_first else shape[axes[1]]
+    return inputs == 1 and shape[columns[0]] > 1, rows, columns
 
 
 _LORA = re.compile(r"(?:^|(?<=[/._]))(lora_(?:[a-z]+_)?)([abAB]|down|up)(?=$|[/.])")
@@ -330,8 +345,8 @@ def _factor(
     layers: int,
 ) -> Role:
     """The role of a factor of LoRA, whose rank is the last of its axes, or the first of layers."""
-    inside = tuple(range(layers, len(shape)))
-    if len(inside) < 2:
+    axes = tuple(range(layers, len(shape)))
+    if len(axes) < 2:
         raise ValueError(
             f"ByRole: {path!r}, of shape {shape}, is a factor of LoRA, and has fewer than two axes"
             + (" beside those of stacked layers" if layers else "")
@@ -340,10 +355,10 @@ def _factor(
     if inputs_first is None:
         lora_names = _LORA.findall(path)
         inputs_first = not (lora_names and lora_names[-1][1] in ("A", "B"))
-    rank = inside[-1] if inputs_first == (kind == "lora_a") else inside[0]
-    if kind == "lora_b" and len(inside) == 4 and "conv" in path.lower():
-        rank = inside[-2] if inputs_first else inside[1]
-    others = tuple(axis for axis in inside if axis != rank)
+    rank = axes[-1] if inputs_first == (kind == "lora_a") else axes[0]
+    if kind == "lora_b" and len(axes) == 4 and "conv" in path.lower():
+        rank = axes[-2] if inputs_first else axes[1]
+    others = tuple(axis for axis in axes if axis != rank)
     rows, columns = (others, (rank,)) if kind == "lora_a" else ((rank,), others)
     return Role(kind, rows, columns, tuple(range(layers)))
 

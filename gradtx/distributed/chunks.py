@@ -10,7 +10,7 @@ import numpy as np
 
 from gradtx.checks import Fraction, PositiveFraction, PositiveInt
 from gradtx.core.pair import GradientTransformation, transformation
-from gradtx.distributed.compression import Exchange, compressed, error_only
+from gradtx.distributed.compression import compressed, error_only
 from gradtx.sharding.axes import AxisName, everyones
 from gradtx.types import Array
 
@@ -136,69 +136,85 @@ def _cosines(n: int) -> np.ndarray[Any, Any]:
     return np.sqrt((2 - (k == 0)) / n) * np.cos(np.pi * (2 * i + 1) * k / (2 * n))
 
 
-def _largest_of_chunks(
-    axis_name: AxisName,
-    fraction: float,
-    chunks_of: Callable[[tuple[int, ...]], Chunks],
-    code: Code,
-    cosines: bool,
-    of_senders: bool = False,
-) -> tuple[Exchange, Callable[[tuple[int, ...]], int]]:
-    """The function that sends the largest entries of chunks, and the bytes sent for a shape."""
+class _LargestOfChunks(NamedTuple):
+    """A reduction that sends the largest entries of every chunk.
 
-    def kept(chunks: Chunks) -> int:
-        return math.ceil(fraction * chunks.height * chunks.width)
+    Attributes:
+        axis_name: the axis over which to reduce.
+        fraction: the part of a chunk's entries that is sent.
+        chunks_of: ``shape -> chunks``.
+        code: the encoding of these entries.
+        cosines: whether the entries are cosine coefficients.
+        of_senders: whether a sum is divided by the number of devices that sent the entry.
+    """
 
-    def turned(x: Array, chunks: Chunks, back: bool) -> Array:
-        """The cosine coefficients of chunks, or with `back` the chunks of these coefficients."""
-        if not cosines:
-            return x
-        down, across = (
-            jnp.asarray(c.T if back else c, x.dtype)
-            for c in map(_cosines, (chunks.height, chunks.width))
-        )
-        return jnp.matmul(jnp.matmul(down, x, precision="highest"), across.T, precision="highest")
+    axis_name: AxisName
+    fraction: float
+    chunks_of: Callable[[tuple[int, ...]], Chunks]
+    code: Code
+    cosines: bool
+    of_senders: bool = False
 
-    def exchange(mine: list[Array], state: Any, devices: int) -> Any:
-        del state
-        if not mine:
+    def message(self, shape: tuple[int, ...]) -> int:
+        """The bytes that are sent for a leaf."""
+        chunks = self.chunks_of(shape)
+        return 2 * chunks.total * self.code.words(self._entries_sent(chunks))
+
+    def exchange(self, contributions: list[Array], slots: Any, devices: int) -> Any:
+        del slots
+        if not contributions:
             return [], [], {}
-        cuts = [chunks_of(x.shape) for x in mine]
-        words = []
-        for x, chunks in zip(mine, cuts, strict=True):
-            entries = jax.lax.collapse(turned(chunks.cut(x), chunks, False), 1)
-            where = jax.lax.top_k(jnp.abs(entries), kept(chunks))[1]
-            values = jnp.take_along_axis(entries, where, axis=1)
-            words.append(code.encode(where, values.astype(jnp.float32)))
+        chunks = [self.chunks_of(x.shape) for x in contributions]
+        words = [self._encoded(x, c) for x, c in zip(contributions, chunks, strict=True)]
         message = jnp.concatenate([w.reshape(-1) for w in words])
 
         def mean(messages: Array, over: int | None) -> list[Array]:
-            """The sum of messages, divided by `over`, or if None by the senders of each entry."""
-            leaves, at = [], 0
-            for x, w, chunks in zip(mine, words, cuts, strict=True):
-                theirs = messages[:, at : at + w.size].reshape(len(messages), *w.shape)
-                at += w.size
-                where, values = code.decode(theirs)
-                rows = jnp.arange(chunks.total)[:, None]
-                zeros = jnp.zeros((chunks.total, chunks.height * chunks.width), x.dtype)
-                entries = zeros.at[rows, where].add(values.astype(x.dtype))
-                if over is None:
-                    senders = zeros.at[rows, where].add((values != 0).astype(x.dtype))
-                    entries /= jnp.maximum(senders, 1)
-                else:
-                    entries /= over
-                filled = entries.reshape(chunks.total, chunks.height, chunks.width)
-                leaves.append(chunks.joined(turned(filled, chunks, True), x.shape))
+            leaves, begin = [], 0
+            for x, w, c in zip(contributions, words, chunks, strict=True):
+                end = begin + w.size
+                words_of_leaf = messages[:, begin:end].reshape(len(messages), *w.shape)
+                leaves.append(self._mean(words_of_leaf, x, c, over))
+                begin = end
             return leaves
 
-        means = mean(everyones(message, axis_name), None if of_senders else devices)
+        means = mean(everyones(message, self.axis_name), None if self.of_senders else devices)
         return means, mean(message[None], 1), {}
 
-    def message_of(shape: tuple[int, ...]) -> int:
-        chunks = chunks_of(shape)
-        return 2 * chunks.total * code.words(kept(chunks))
+    def _entries_sent(self, chunks: Chunks) -> int:
+        return math.ceil(self.fraction * chunks.height * chunks.width)
 
-    return exchange, message_of
+    def _encoded(self, x: Array, chunks: Chunks) -> Array:
+        """The words that are sent for a leaf, `(chunks, words)`."""
+        cut = chunks.cut(x)
+        entries = jax.lax.collapse(_cosine_transform(cut, chunks) if self.cosines else cut, 1)
+        where = jax.lax.top_k(jnp.abs(entries), self._entries_sent(chunks))[1]
+        values = jnp.take_along_axis(entries, where, axis=1)
+        return self.code.encode(where, values.astype(jnp.float32))
+
+    def _mean(self, words: Array, x: Array, chunks: Chunks, over: int | None) -> Array:
+        """The sum of messages for a leaf like `x`, divided by `over` or by each entry's senders."""
+        where, values = self.code.decode(words)
+        rows = jnp.arange(chunks.total)[:, None]
+        zeros = jnp.zeros((chunks.total, chunks.height * chunks.width), x.dtype)
+        entries = zeros.at[rows, where].add(values.astype(x.dtype))
+        if over is None:
+            senders = zeros.at[rows, where].add((values != 0).astype(x.dtype))
+            entries /= jnp.maximum(senders, 1)
+        else:
+            entries /= over
+        cut = entries.reshape(chunks.total, chunks.height, chunks.width)
+        if self.cosines:
+            cut = _cosine_transform(cut, chunks, inverse=True)
+        return chunks.joined(cut, x.shape)
+
+
+def _cosine_transform(x: Array, chunks: Chunks, inverse: bool = False) -> Array:
+    """The cosine coefficients of chunks, or the chunks of such coefficients."""
+    down, across = (
+        jnp.asarray(c.T if inverse else c, x.dtype)
+        for c in map(_cosines, (chunks.height, chunks.width))
+    )
+    return jnp.matmul(jnp.matmul(down, x, precision="highest"), across.T, precision="highest")
 
 
 def _check(label: str, chunk: int) -> None:
@@ -246,7 +262,7 @@ def aggregate_chunked_top_k(
     [8.0, 2.0, 0.0, 0.0]
     """
     _check("aggregate_chunked_top_k", chunk)
-    exchange, message = _largest_of_chunks(
+    largest = _LargestOfChunks(
         axis_name,
         fraction,
         lambda shape: Chunks.of(shape, chunk, chunk * chunk),
@@ -259,8 +275,8 @@ def aggregate_chunked_top_k(
         axis_name,
         op,
         error_only,
-        exchange,
-        message,
+        largest.exchange,
+        largest.message,
         decay,
         gathers=True,
         ops=("mean", "sum", "mean_of_senders"),
@@ -281,8 +297,8 @@ def aggregate_dct(
         q_i = D^\top \mathrm{top}_k(D m_i D^\top) D, \qquad
         m_i \leftarrow m_i - q_i, \qquad \bar q = \frac1n \sum_i q_i
 
-    on every chunk, with `D` the orthogonal discrete cosine transform DCT-II. What has not been sent
-    stays on each device as a momentum of its own.
+    on every chunk, with `D` the orthogonal discrete cosine transform DCT-II. The rest, which
+    is not sent, stays on each device as a momentum of its own.
 
     Args:
         axis_name: the axis over which to reduce.
@@ -307,7 +323,7 @@ def aggregate_dct(
     [2.0, 2.0]
     """
     _check("aggregate_dct", chunk)
-    exchange, message = _largest_of_chunks(
+    largest = _LargestOfChunks(
         axis_name,
         fraction,
         lambda shape: Chunks.of(shape, chunk, chunk),
@@ -315,5 +331,12 @@ def aggregate_dct(
         cosines=True,
     )
     return compressed(
-        "aggregate_dct", axis_name, op, error_only, exchange, message, decay, gathers=True
+        "aggregate_dct",
+        axis_name,
+        op,
+        error_only,
+        largest.exchange,
+        largest.message,
+        decay,
+        gathers=True,
     )

@@ -26,7 +26,7 @@ from gradtx.types import Array, Params, Slots, State, Updates
 
 
 class CompressionState(NamedTuple):
-    """error: like the parameters, in float32 or wider: what this device has not sent yet."""
+    """error: like the parameters, in float32 or wider: this device's part that is not sent yet."""
 
     error: Slots
 
@@ -39,7 +39,7 @@ class PowerSGDState(NamedTuple):
 
 
 Exchange = Callable[[list[Array], Any, int], tuple[list[Array], list[Array], Any]]
-"""``(contributions, state, devices) -> (means, what this device sent, new parts of the state)``."""
+"""``(contributions, slots, devices) -> (means, this device's message, new slots)``, in lists."""
 
 
 def compressed(
@@ -72,21 +72,46 @@ def compressed(
     if op not in ops:
         raise ValueError(f"{label}: op must be {' or '.join(map(repr, ops))}, not {op!r}")
 
-    def start(params: Params) -> State:
+    compression = _Compression(label, axis_name, op, init, exchange, message, decay)
+    return communicating(
+        compression.init,
+        compression.update,
+        compression.bytes_sent,
+        axis_name,
+        reduces=True,
+        gathers=gathers,
+    )
+
+
+class _Compression(NamedTuple):
+    """The arguments of :func:`compressed`, and the steps of a reduction."""
+
+    label: str
+    axis_name: AxisName
+    op: str
+    first: Callable[[list[Array]], tuple[type, dict[str, list[Any]]]]
+    exchange: Exchange
+    message: Callable[[tuple[int, ...]], int]
+    decay: Any
+
+    def init(self, params: Params) -> State:
         leaves, treedef = leaves_with_path(params)
         arrays = [parameter(p, path) for path, p in leaves if p is not None]
         for path, p in leaves:
             if jnp.iscomplexobj(p):
                 raise TypeError(
-                    f"{label}: the parameter at {path_string(path)!r} is complex; aggregate it "
-                    "uncompressed (see partition)"
+                    f"{self.label}: the parameter at {path_string(path)!r} is complex; aggregate "
+                    "it uncompressed (see partition)"
                 )
-        state_class, slots = init(arrays)
+        state_class, slots = self.first(arrays)
         slots["error"] = [jnp.zeros_like(widen(p)) for p in arrays]
-        none = [p for _, p in leaves]
-        return state_class(**{n: treedef.unflatten(_filled(none, x)) for n, x in slots.items()})
+        all_leaves = [p for _, p in leaves]
+        return state_class(
+            **{n: treedef.unflatten(_filled(all_leaves, x)) for n, x in slots.items()}
+        )
 
     def update(
+        self,
         updates: Updates,
         state: State,
         params: Params | None = None,
@@ -96,48 +121,66 @@ def compressed(
     ) -> tuple[Updates, State]:
         del params, extra_args
         leaves, treedef = leaves_with_path(updates)
-        problem = f"{label}: the gradients and the state are different trees"
+        problem = f"{self.label}: the gradients and the state are different trees"
         columns = {n: aligned(problem, updates, treedef, getattr(state, n)) for n in state._fields}
-        devices = bound_size(label, axis_name)
+        devices = bound_size(self.label, self.axis_name)
         if devices is None:
             return updates, state
-        for path, g in leaves:
-            if is_rows(g):
-                raise TypeError(
-                    f"{label} does not take the Rows at {path_string(path)!r}, which are few "
-                    "already: use aggregate there (see partition)"
-                )
-        everything = [g for _, g in leaves]
-        present = [(path, gradient(g, path)) for path, g in leaves if g is not None]
-        check_varying(label, axis_name, present)
+        present = self.gradients(leaves)
+        all_leaves = [g for _, g in leaves]
         slots = {
-            n: [x for x, g in zip(column, everything, strict=True) if g is not None]
+            n: [x for x, g in zip(column, all_leaves, strict=True) if g is not None]
             for n, column in columns.items()
         }
-        # The mean of these over the devices is the weighted mean; a device without weight, which
-        # has nothing of its own to send, does not make others' entries larger in a mean of senders.
-        total = total_weight(axis_name, weight)
-        mine = [weigh(widen(g), weight) for _, g in present]
-        if weight is not None:
-            counted = devices
-            if op == "mean_of_senders":
-                counted = total_weight(axis_name, jnp.where(jnp.asarray(weight) == 0, 0.0, 1.0))
-            mine = [divide_by(x * counted, total) for x in mine]
-        mine = [x + decay * e for x, e in zip(mine, slots["error"], strict=True)]
-        means, sent, new = exchange(mine, slots, devices)
-        new["error"] = [x - s for x, s in zip(mine, sent, strict=True)]
+        contributions, total = self.weighed(present, weight, devices)
+        contributions = [
+            x + self.decay * e for x, e in zip(contributions, slots["error"], strict=True)
+        ]
+        means, sent, new = self.exchange(contributions, slots, devices)
+        new["error"] = [x - s for x, s in zip(contributions, sent, strict=True)]
         trees = {}
         for n, values in new.items():
             new_column = [cast(x, old.dtype) for x, old in zip(values, slots[n], strict=True)]
-            trees[n] = treedef.unflatten(_filled(everything, new_column, columns[n]))
-        factor = total if op == "sum" else 1
-        out = [cast(m * factor, g.dtype) for m, (_, g) in zip(means, present, strict=True)]
-        return treedef.unflatten(_filled(everything, out)), state._replace(**trees)
+            trees[n] = treedef.unflatten(_filled(all_leaves, new_column, columns[n]))
+        factor = total if self.op == "sum" else 1
+        reduced = [cast(m * factor, g.dtype) for m, g in zip(means, present, strict=True)]
+        return treedef.unflatten(_filled(all_leaves, reduced)), state._replace(**trees)
 
-    def bytes_sent(params: Params) -> int:
-        return sum(message(tuple(p.shape)) for p in jax.tree.leaves(params))
+    def gradients(self, leaves: list[tuple[Any, Any]]) -> list[Array]:
+        """The gradients that are present, each checked.
 
-    return communicating(start, update, bytes_sent, axis_name, reduces=True, gathers=gathers)
+        Raises:
+            TypeError: one is `Rows`.
+            ValueError: one is the same on all devices.
+        """
+        for path, g in leaves:
+            if is_rows(g):
+                raise TypeError(
+                    f"{self.label} does not take the Rows at {path_string(path)!r}, which are few "
+                    "already: use aggregate there (see partition)"
+                )
+        present = [(path, gradient(g, path)) for path, g in leaves if g is not None]
+        check_varying(self.label, self.axis_name, present)
+        return [g for _, g in present]
+
+    def weighed(self, gradients: list[Array], weight: Any, devices: int) -> tuple[list[Array], Any]:
+        """Gradients whose mean over the devices is the weighted mean, and the sum of all weights.
+
+        A device without weight sends nothing of its own, and does not make others' entries larger
+        in a mean of senders.
+        """
+        total = total_weight(self.axis_name, weight)
+        weighed = [weigh(widen(g), weight) for g in gradients]
+        if weight is None:
+            return weighed, total
+        counted = devices
+        if self.op == "mean_of_senders":
+            has_weight = jnp.where(jnp.asarray(weight) == 0, 0.0, 1.0)
+            counted = total_weight(self.axis_name, has_weight)
+        return [divide_by(x * counted, total) for x in weighed], total
+
+    def bytes_sent(self, params: Params) -> int:
+        return sum(self.message(tuple(p.shape)) for p in jax.tree.leaves(params))
 
 
 def _filled(like: list[Any], values: list[Any], otherwise: list[Any] | None = None) -> list[Any]:
@@ -159,24 +202,25 @@ Decode = Callable[..., Array]
 def _in_two_steps(axis_name: AxisName, unit: int, encode: Encode, decode: Decode) -> Exchange:
     """A reduce-scatter and an all-gather of encoded shards: each device averages one shard."""
 
-    def exchange(mine: list[Array], state: Any, devices: int) -> Any:
-        del state
-        if not mine:
+    def exchange(contributions: list[Array], slots: Any, devices: int) -> Any:
+        del slots
+        if not contributions:
             return [], [], {}
         # One vector of all leaves: two messages a step, however many leaves there are.
-        flat = jnp.concatenate([x.reshape(-1) for x in mine])
+        flat = jnp.concatenate([x.reshape(-1) for x in contributions])
         size = flat.size
         parts = jnp.pad(flat, (0, -size % (devices * unit))).reshape(devices, -1)
         codes = encode(parts)
         sent = decode(*codes)
-        theirs = [jax.lax.all_to_all(c, axis_name, 0, 0, tiled=True) for c in codes]
-        mean = jnp.mean(decode(*theirs), axis=0)
+        received = [jax.lax.all_to_all(c, axis_name, 0, 0, tiled=True) for c in codes]
+        mean = jnp.mean(decode(*received), axis=0)
         result = encode(mean[None])
-        # This device sends later what the second message left out, times the number of devices.
-        here = jax.lax.axis_index(axis_name)
-        sent = sent.at[here].add(-devices * (mean - jnp.squeeze(decode(*result), 0)))
+        # The error of the second message, times the number of devices, is sent later too.
+        device = jax.lax.axis_index(axis_name)
+        sent = sent.at[device].add(-devices * (mean - jnp.squeeze(decode(*result), 0)))
         means = decode(*(everyones(jnp.squeeze(c, 0), axis_name) for c in result))
-        return split(means.reshape(-1)[:size], mine), split(sent.reshape(-1)[:size], mine), {}
+        means_of_leaves = split(means.reshape(-1)[:size], contributions)
+        return means_of_leaves, split(sent.reshape(-1)[:size], contributions), {}
 
     return exchange
 
@@ -314,28 +358,32 @@ def aggregate_top_k(
     [2.0, -3.0]
     """
 
-    def kept(shape: tuple[int, ...]) -> int:
+    def entries_sent(shape: tuple[int, ...]) -> int:
         return max(1, math.ceil(fraction * math.prod(shape))) if math.prod(shape) else 0
 
-    def exchange(mine: list[Array], state: Any, devices: int) -> Any:
-        del state
-        if not mine:
+    def exchange(contributions: list[Array], slots: Any, devices: int) -> Any:
+        del slots
+        if not contributions:
             return [], [], {}
-        indices = [jax.lax.top_k(jnp.abs(x.reshape(-1)), kept(x.shape))[1] for x in mine]
-        values = [x.reshape(-1)[i].astype(jnp.float32) for x, i in zip(mine, indices, strict=True)]
+        indices = [
+            jax.lax.top_k(jnp.abs(x.reshape(-1)), entries_sent(x.shape))[1] for x in contributions
+        ]
+        pairs = zip(contributions, indices, strict=True)
+        values = [x.reshape(-1)[i].astype(jnp.float32) for x, i in pairs]
         as_integers = [jax.lax.bitcast_convert_type(v, jnp.int32) for v in values]
-        everything = everyones(jnp.concatenate(indices + as_integers), axis_name)
-        means, at = [], 0
-        half = everything.shape[1] // 2
-        for x, i in zip(mine, indices, strict=True):
-            where = everything[:, at : at + i.size].reshape(-1)
-            what = everything[:, half + at : half + at + i.size].reshape(-1)
-            what = jax.lax.bitcast_convert_type(what, jnp.float32) / devices
-            means.append(jnp.zeros(x.size, x.dtype).at[where].add(what).reshape(x.shape))
-            at += i.size
+        messages = everyones(jnp.concatenate(indices + as_integers), axis_name)
+        means, begin = [], 0
+        half = messages.shape[1] // 2
+        for x, i in zip(contributions, indices, strict=True):
+            end = begin + i.size
+            places = messages[:, begin:end].reshape(-1)
+            entries = messages[:, half + begin : half + end].reshape(-1)
+            entries = jax.lax.bitcast_convert_type(entries, jnp.float32) / devices
+            means.append(jnp.zeros(x.size, x.dtype).at[places].add(entries).reshape(x.shape))
+            begin = end
         sent = [
             jnp.zeros(x.size, x.dtype).at[i].set(v).reshape(x.shape)
-            for x, i, v in zip(mine, indices, values, strict=True)
+            for x, i, v in zip(contributions, indices, values, strict=True)
         ]
         return means, sent, {}
 
@@ -345,7 +393,7 @@ def aggregate_top_k(
         op,
         error_only,
         exchange,
-        lambda shape: 8 * kept(shape),
+        lambda shape: 8 * entries_sent(shape),
         gathers=True,
     )
 
@@ -397,29 +445,39 @@ def aggregate_power_sgd(
             q.append(jax.random.normal(jax.random.key(i), shape, jnp.float32))
         return PowerSGDState, {"q": q}
 
-    def exchange(mine: list[Array], state: Any, devices: int) -> Any:
-        whole = [matrix(x.shape) is None for x in mine]
+    def exchange(contributions: list[Array], slots: Any, devices: int) -> Any:
+        uncompressed = [matrix(x.shape) is None for x in contributions]
         matrices = [
-            x if w else x.reshape(matrix(x.shape)) for x, w in zip(mine, whole, strict=True)
+            x if is_whole else x.reshape(matrix(x.shape))
+            for x, is_whole in zip(contributions, uncompressed, strict=True)
         ]
-        old = state["q"]
-        first = [x if w else x @ q for x, q, w in zip(matrices, old, whole, strict=True)]
-        first = [x / devices for x in _summed(first, axis_name)]
-        left = [x if w else jnp.linalg.qr(x)[0] for x, w in zip(first, whole, strict=True)]
-        local_right = [m.T @ p for m, p, w in zip(matrices, left, whole, strict=True) if not w]
-        right = iter(_summed(local_right, axis_name))
-        mine_right = iter(local_right)
+        old = slots["q"]
+        products = [
+            x if is_whole else x @ q
+            for x, q, is_whole in zip(matrices, old, uncompressed, strict=True)
+        ]
+        products = [x / devices for x in _summed(products, axis_name)]
+        left = [
+            x if is_whole else jnp.linalg.qr(x)[0]
+            for x, is_whole in zip(products, uncompressed, strict=True)
+        ]
+        right = [
+            m.T @ p
+            for m, p, is_whole in zip(matrices, left, uncompressed, strict=True)
+            if not is_whole
+        ]
+        sums, right_factors = iter(_summed(right, axis_name)), iter(right)
         means, sent, new = [], [], []
-        for x, p, q, w in zip(mine, left, old, whole, strict=True):
-            if w:
+        for x, p, q, is_whole in zip(contributions, left, old, uncompressed, strict=True):
+            if is_whole:
                 means.append(p)
                 sent.append(x)
                 new.append(q)
                 continue
-            both = next(right) / devices
-            means.append((p @ both.T).reshape(x.shape))
-            sent.append((p @ next(mine_right).T).reshape(x.shape))
-            new.append(jnp.where(jnp.any(both != 0, axis=0), both, q))
+            mean_right = next(sums) / devices
+            means.append((p @ mean_right.T).reshape(x.shape))
+            sent.append((p @ next(right_factors).T).reshape(x.shape))
+            new.append(jnp.where(jnp.any(mean_right != 0, axis=0), mean_right, q))
         return means, sent, {"q": new}
 
     def message(shape: tuple[int, ...]) -> int:

@@ -91,8 +91,8 @@ def scale_by_distributed_dion(
     >>> jnp.abs(u).round(2).tolist()
     [[[1.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]]
     """
-    check_axis_name("scale_by_distributed_dion", axis_name)
-    check_key("scale_by_distributed_dion", "key", key)
+    check_axis_name(_LABEL, axis_name)
+    check_key(_LABEL, "key", key)
 
     def mean(x: Array) -> Array:
         return jax.lax.pmean(x, axis_name)
@@ -100,17 +100,16 @@ def scale_by_distributed_dion(
     def alone(g: Array, s: Any, t: Step) -> Any:
         return low_rank_step(g, s, decay, eps, power_iters)
 
-    def rule(g: Array, s: Any, t: Step) -> Any:
+    def of_devices(g: Array, s: Any, t: Step) -> Any:
         return low_rank_step(g, s, decay, eps, power_iters, mean)
-
-    dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
 
     # Which of the two is known here, but not in a rule: owners of matrices, which run a rule in a
     # program for each device, may be along an axis of the same name.
-    one, many = (
-        of_low_rank(each, rank_fraction, key, mu_dtype, weight_dimension_numbers)
-        for each in (alone, rule)
+    on_one, on_many = (
+        of_low_rank(rule, rank_fraction, key, mu_dtype, weight_dimension_numbers)
+        for rule in (alone, of_devices)
     )
+    dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
 
     def update(
         updates: Updates,
@@ -120,39 +119,65 @@ def scale_by_distributed_dion(
         weight: Any = None,
         **extra_args: Any,
     ) -> tuple[Updates, State]:
-        devices = bound_size("scale_by_distributed_dion", axis_name)
+        devices = bound_size(_LABEL, axis_name)
         if devices is None:
-            return one.update(updates, state, params, **extra_args)
-        leaves, treedef = leaves_with_path(updates)
-        numbers = dimensions.of("scale_by_distributed_dion", updates)
-        matrices = {
-            i: (path, gradient(g, path))
-            for i, ((path, g), of_leaf) in enumerate(zip(leaves, numbers, strict=True))
-            if g is not None and of_leaf is not None and not is_rows(g)  # which `many` refuses
-        }
-        check_varying("scale_by_distributed_dion", axis_name, list(matrices.values()))
+            return on_one.update(updates, state, params, **extra_args)
+        matrices = _matrices(updates, dimensions)
+        check_varying(_LABEL, axis_name, list(matrices.values()))
         if weight is not None:
-            total, weighed = total_weight(axis_name, weight), [g for _, g in leaves]
-            for i, (_, g) in matrices.items():
-                share = divide_by(weigh(widen(g), weight) * devices, total)
-                weighed[i] = cast(share, g.dtype)
-            updates = treedef.unflatten(weighed)
-        return many.update(updates, state, params, **extra_args)
+            updates = _weighed(updates, matrices, weight, axis_name, devices)
+        return on_many.update(updates, state, params, **extra_args)
 
     def message_bytes(params: Params) -> int:
-        leaves, _ = leaves_with_path(params)
-        numbers = dimensions.of("scale_by_distributed_dion", params)
-        total = 0
-        for (path, p), of_leaf in zip(leaves, numbers, strict=True):
-            if p is not None and of_leaf is not None and 0 not in p.shape:
-                how = as_matrices("scale_by_distributed_dion", path, p.shape, of_leaf)
-                count, rows, columns = how.sizes
-                rank = rank_of(rank_fraction, min(rows, columns))
-                factors = compute_dtype(p.dtype).itemsize * rank * (rows + columns)
-                total += count * (4 + power_iters * factors)
-        return total
+        return _message_bytes(params, dimensions, rank_fraction, power_iters)
 
-    return communicating(one.init, update, message_bytes, axis_name, reduces=True)
+    return communicating(on_one.init, update, message_bytes, axis_name, reduces=True)
+
+
+_LABEL = "scale_by_distributed_dion"
+
+
+def _matrices(updates: Updates, dimensions: MatrixDimensions) -> dict[int, tuple[Any, Array]]:
+    """The path and gradient of each matrix, by its place among the leaves."""
+    leaves, _ = leaves_with_path(updates)
+    numbers = dimensions.of(_LABEL, updates)
+    return {
+        i: (path, gradient(g, path))
+        for i, ((path, g), of_leaf) in enumerate(zip(leaves, numbers, strict=True))
+        if g is not None and of_leaf is not None and not is_rows(g)  # Dion's rule refuses Rows
+    }
+
+
+def _weighed(
+    updates: Updates,
+    matrices: dict[int, tuple[Any, Array]],
+    weight: Any,
+    axis_name: AxisName,
+    devices: int,
+) -> Updates:
+    """Gradients of which the mean over the devices is that with each device's weight."""
+    leaves, treedef = leaves_with_path(updates)
+    total, weighed = total_weight(axis_name, weight), [g for _, g in leaves]
+    for i, (_, g) in matrices.items():
+        share = divide_by(weigh(widen(g), weight) * devices, total)
+        weighed[i] = cast(share, g.dtype)
+    return treedef.unflatten(weighed)
+
+
+def _message_bytes(
+    params: Params, dimensions: MatrixDimensions, rank_fraction: float, power_iters: int
+) -> int:
+    """The bytes that a device sends in a step: two factors and a number for each matrix."""
+    leaves, _ = leaves_with_path(params)
+    total = 0
+    for (path, p), of_leaf in zip(leaves, dimensions.of(_LABEL, params), strict=True):
+        if p is not None and of_leaf is not None and 0 not in p.shape:
+            layout = as_matrices(_LABEL, path, p.shape, of_leaf)
+            count, rows, columns = layout.sizes
+            rank = rank_of(rank_fraction, min(rows, columns))
+            factors = compute_dtype(p.dtype).itemsize * rank * (rows + columns)
+            total += count * (4 + power_iters * factors)
+    return total
 
 
 @optimizer

@@ -1,5 +1,7 @@
 """Streaming DiLoCo: one fragment of the parameters is synchronized at a time."""
 
+import functools
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -33,7 +35,7 @@ class StreamingDiLoCoState(NamedTuple):
     outer_states: those of the outer optimizer for each fragment; anchor: the fragments after their
     last synchronization, in float32 or wider. Both have the fragments in the first dimension.
     sending: the change that is on the way, of one fragment; empty without a delay. fragment: i32[],
-    the next to be sent; until_arrival: i32[], steps until what was sent arrives, 0 if nothing is.
+    the next to be sent; until_arrival: i32[], steps until it arrives, 0 if none is on the way.
     """
 
     inner_state: InnerState
@@ -87,6 +89,145 @@ def _put(tree: PyTree, new: PyTree, i: Array) -> PyTree:
     return jax.tree.map(one, tree, new, is_leaf=lambda x: x is None or is_stored(x))
 
 
+class _Local(NamedTuple):
+    """A fragment on this device: the updates of a step, the parameters before it, and after it."""
+
+    updates: PyTree
+    before: PyTree
+    after: PyTree
+
+
+_LABEL = "streaming_diloco"
+
+
+class _Streaming(NamedTuple):
+    """The optimizers of :func:`streaming_diloco`, and when fragments are sent and arrive.
+
+    interval: steps between two fragments; delay: steps until one arrives; mixing: the part of a
+    device's parameters that stays when it does.
+    """
+
+    inner: GradientTransformation
+    outer: Outer
+    fragments: Fragments
+    interval: int
+    delay: int
+    mixing: Any
+
+    def init(self, params: Params) -> State:
+        anchor = jax.tree.map(lambda p: self.fragments.cut(widen(jnp.array(p))), params)
+        return StreamingDiLoCoState(
+            self.inner.init(params),
+            jax.vmap(self.outer.init, axis_size=self.fragments.number)(anchor),
+            anchor,
+            jax.tree.map(lambda a: jnp.zeros(a.shape[1:] if self.delay else (0,), a.dtype), anchor),
+            jnp.asarray(self.interval, jnp.int32),
+            jnp.zeros([], jnp.int32),
+            jnp.zeros([], jnp.int32),
+        )
+
+    def update(
+        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        params = needed(_LABEL, updates, params)
+        updates, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        updates = dense(updates)
+        number = self.fragments.number
+        sends = state.until_sync <= 1
+        arriving = (state.fragment - 1) % number if self.delay else state.fragment
+        arrives = state.until_arrival == 1 if self.delay else sends
+        local = self.local(updates, params, arriving)
+        anchor = map_present(lambda u, a: a, local.updates, _take(state.anchor, arriving))
+        outer_state = _take(state.outer_states, arriving)
+        delta = state.sending if self.delay else _difference(anchor, local)
+        arrive = functools.partial(self.synchronized, local, anchor, outer_state, delta, extra_args)
+        fragment_updates, outer_state, anchor = self.if_it_arrives(
+            arrives, arrive, (local.updates, outer_state, anchor)
+        )
+        updates = self.with_fragment(updates, fragment_updates, arriving)
+        anchors = _put(state.anchor, anchor, arriving)
+        sending = state.sending
+        if self.delay:
+            sending = self.next_sent(updates, params, anchors, state, sends)
+        return updates, StreamingDiLoCoState(
+            inner_state,
+            _put(state.outer_states, outer_state, arriving),
+            anchors,
+            sending,
+            jnp.where(sends, jnp.asarray(self.interval, jnp.int32), state.until_sync - 1),
+            jnp.where(sends, (state.fragment + 1) % number, state.fragment),
+            jnp.where(sends, self.delay, jnp.maximum(state.until_arrival - 1, 0)),
+        )
+
+    def local(self, updates: Updates, params: Params, i: Array) -> _Local:
+        """Fragment `i` of this device's updates and parameters."""
+        cut = self.fragments.cut
+        fragment = _take(map_present(cut, updates), i)
+        wide = map_present(lambda u, p: cut(widen(jnp.asarray(p))), updates, params)
+        before = _take(wide, i)
+        return _Local(fragment, before, map_present(lambda u, p: p + widen(u), fragment, before))
+
+    def synchronized(
+        self, local: _Local, anchor: PyTree, outer_state: State, delta: PyTree, extra_args: Any
+    ) -> tuple[Updates, State, PyTree]:
+        """A fragment's updates, its state of `outer` and its anchor when `delta` arrives."""
+        present = map_present(lambda u, d: d, local.updates, delta)
+        step, outer_state = self.outer.update(present, outer_state, anchor, extra_args)
+        new_anchor = map_present(
+            lambda u, a, s: a if s is None else a + s, local.updates, anchor, step
+        )
+        mixed = map_present(
+            lambda u, a, p: self.mixing * p + (1 - self.mixing) * a,
+            local.updates,
+            new_anchor,
+            local.after,
+        )
+        updates = map_present(
+            lambda u, new, p: cast(new - p, u.dtype), local.updates, mixed, local.before
+        )
+        return updates, outer_state, in_form_of(new_anchor, anchor)
+
+    def if_it_arrives(
+        self, arrives: Array, arrive: Callable[[], tuple[Any, ...]], unchanged: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """``arrive()`` in a step in which a fragment arrives, and `unchanged` in the others."""
+        if self.interval == 1:  # every step sends, and a branch would save nothing
+            return jax.tree.map(lambda x, y: jnp.where(arrives, x, y), arrive(), unchanged)
+        return branch(arrives, arrive, lambda: unchanged)
+
+    def with_fragment(self, updates: Updates, fragment_updates: PyTree, i: Array) -> Updates:
+        """The updates, with those of fragment `i` replaced."""
+        cut = _put(map_present(self.fragments.cut, updates), fragment_updates, i)
+        return map_present(lambda u, parts: self.fragments.joined(parts, u), updates, cut)
+
+    def next_sent(
+        self, updates: Updates, params: Params, anchors: PyTree, state: State, sends: Array
+    ) -> PyTree:
+        """The change that is on the way after this step: that of the next fragment if it sends."""
+        after = self.local(updates, params, state.fragment).after
+        return jax.tree.map(
+            lambda s, a, p: s if p is None else jnp.where(sends, a - p, s),
+            state.sending,
+            _take(anchors, state.fragment),
+            after,
+            is_leaf=is_leaf,
+        )
+
+    def fragment_bytes(self, params: Params) -> int:
+        """The bytes that a device sends for one fragment."""
+
+        def fragment(p: Any) -> jax.ShapeDtypeStruct:
+            _, *shape = jax.eval_shape(self.fragments.cut, p).shape
+            return jax.ShapeDtypeStruct(shape, p.dtype)
+
+        return self.outer.bytes_sent(jax.tree.map(fragment, params))
+
+
+def _difference(anchor: PyTree, local: _Local) -> PyTree:
+    """The change of a fragment since its last synchronization, with its sign reversed."""
+    return map_present(lambda u, a, p: a - p, local.updates, anchor, local.after)
+
+
 @transformation
 def streaming_diloco(
     inner: GradientTransformation,
@@ -134,7 +275,7 @@ def streaming_diloco(
 
     Source: A. Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a
     Distributed Free Lunch, 2025, arXiv:2501.18512, algorithm 2. There a fragment has whole layers,
-    and what is sent is rounded to 4 bits.
+    and messages are rounded to 4 bits.
 
     >>> import gradtx
     >>> outer = gradtx.sgd(0.7, momentum=0.9, nesterov=True)
@@ -142,125 +283,27 @@ def streaming_diloco(
     >>> gradtx.describe(tx, {"w": jnp.zeros((512, 512))}).peak_message_bytes
     262144
     """
-    label = "streaming_diloco"
-    check_axis_name(label, axis_name)
+    check_axis_name(_LABEL, axis_name)
     if every % fragments:
-        raise ValueError(f"{label}: every={every} is not a multiple of fragments={fragments}")
-    interval, parts = every // fragments, Fragments(fragments)
+        raise ValueError(f"{_LABEL}: every={every} is not a multiple of fragments={fragments}")
+    interval = every // fragments
     if delay > interval:
         raise ValueError(
-            f"{label}: delay={delay} is longer than the {interval} steps between fragments"
+            f"{_LABEL}: delay={delay} is longer than the {interval} steps between fragments"
         )
-    tx, outside = with_extra_args_support(inner), Outer(outer, axis_name)
-
-    def init(params: Params) -> State:
-        anchor = jax.tree.map(lambda p: parts.cut(widen(jnp.array(p))), params)
-        return StreamingDiLoCoState(
-            tx.init(params),
-            jax.vmap(outside.init, axis_size=fragments)(anchor),
-            anchor,
-            jax.tree.map(lambda a: jnp.zeros(a.shape[1:] if delay else (0,), a.dtype), anchor),
-            jnp.asarray(interval, jnp.int32),
-            jnp.zeros([], jnp.int32),
-            jnp.zeros([], jnp.int32),
-        )
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        params = needed(label, updates, params)
-        out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
-        out = dense(out)
-        now = state.until_sync <= 1
-
-        def part(i: Array) -> tuple[PyTree, PyTree, PyTree]:
-            """The updates of a fragment, its parameters, and the two added."""
-            fragment_updates = _take(map_present(parts.cut, out), i)
-            there = _take(
-                map_present(lambda u, p: parts.cut(widen(jnp.asarray(p))), out, params), i
-            )
-            return (
-                fragment_updates,
-                there,
-                map_present(lambda u, p: p + widen(u), fragment_updates, there),
-            )
-
-        arriving = (state.fragment - 1) % fragments if delay else state.fragment
-        here = state.until_arrival == 1 if delay else now
-        fragment_updates, before, mine = part(arriving)
-        anchor = map_present(lambda u, a: a, fragment_updates, _take(state.anchor, arriving))
-        fragment_state = _take(state.outer_states, arriving)
-        change = (
-            state.sending
-            if delay
-            else map_present(lambda u, a, m: a - m, fragment_updates, anchor, mine)
-        )
-
-        def arrive() -> tuple[Updates, State, PyTree]:
-            step, new = outside.update(
-                map_present(lambda u, c: c, fragment_updates, change),
-                fragment_state,
-                anchor,
-                extra_args,
-            )
-            to = map_present(
-                lambda u, a, s: a if s is None else a + s, fragment_updates, anchor, step
-            )
-            mixed = map_present(
-                lambda u, a, m: mixing * m + (1 - mixing) * a, fragment_updates, to, mine
-            )
-            moved = map_present(
-                lambda u, x, p: cast(x - p, u.dtype), fragment_updates, mixed, before
-            )
-            return moved, new, in_form_of(to, anchor)
-
-        if interval == 1:
-            chosen = jax.tree.map(
-                lambda y, n: jnp.where(here, y, n),
-                arrive(),
-                (fragment_updates, fragment_state, anchor),
-            )
-        else:
-            chosen = branch(here, arrive, lambda: (fragment_updates, fragment_state, anchor))
-        moved, outer_state, anchor = chosen
-        out = map_present(
-            lambda u, cut: parts.joined(cut, u),
-            out,
-            _put(map_present(parts.cut, out), moved, arriving),
-        )
-        anchors = _put(state.anchor, anchor, arriving)
-        sending = state.sending
-        if delay:
-            _, _, mine = part(state.fragment)
-            sending = jax.tree.map(
-                lambda s, a, m: s if m is None else jnp.where(now, a - m, s),
-                sending,
-                _take(anchors, state.fragment),
-                mine,
-                is_leaf=is_leaf,
-            )
-        return out, StreamingDiLoCoState(
-            inner_state,
-            _put(state.outer_states, outer_state, arriving),
-            anchors,
-            sending,
-            jnp.where(now, jnp.asarray(interval, jnp.int32), state.until_sync - 1),
-            jnp.where(now, (state.fragment + 1) % fragments, state.fragment),
-            jnp.where(now, delay, jnp.maximum(state.until_arrival - 1, 0)),
-        )
-
-    def peak(params: Params) -> int:
-        def fragment(p: Any) -> jax.ShapeDtypeStruct:
-            _, *shape = jax.eval_shape(parts.cut, p).shape
-            return jax.ShapeDtypeStruct(shape, p.dtype)
-
-        return outside.bytes_sent(jax.tree.map(fragment, params))
-
+    streaming = _Streaming(
+        with_extra_args_support(inner),
+        Outer(outer, axis_name),
+        Fragments(fragments),
+        interval,
+        delay,
+        mixing,
+    )
     return communicating(
-        init,
-        update,
-        lambda params: -(-peak(params) // interval),
+        streaming.init,
+        streaming.update,
+        lambda params: -(-streaming.fragment_bytes(params) // interval),
         axis_name,
-        peak_bytes=peak,
-        gathers=outside.gathers,
+        peak_bytes=streaming.fragment_bytes,
+        gathers=streaming.outer.gathers,
     )

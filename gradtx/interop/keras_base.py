@@ -1,4 +1,4 @@
-"""What the base class adds to each of Keras's optimizers."""
+"""The options that the base class adds to each of Keras's optimizers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,20 +37,53 @@ def single(
     """One optimizer with the options of the base class, and how its variables fill a state."""
     o = Options(f"from_keras: {name}", config)
     o.skip("name", "jit_compile", "is_legacy_optimizer")
-    steps = o.take("gradient_accumulation_steps", None)
-    if steps is not None:
-        steps = o.integer("gradient_accumulation_steps")
-        if steps < 2:
-            raise ValueError(f"{o.where}: gradient_accumulation_steps must be at least 2")
-    raw = (
-        0
-        if values is None
-        else steps_taken(f"{o.where}: iteration", values.take("iteration", (), integer=True))
-    )
+    steps = _accumulation(o)
+    iteration = _iteration(o, values)
     rate = _rate(o, values, steps, live)
     leaves = _decaying(o.where, leaves, live)
     core = CORES[name](o, rate, leaves)
+    before = _before(o)
+    decay = None if core.decays else o.optional("weight_decay")
+    tx = core.tx if not decay else decayed(core.tx, multiplied(rate, decay), leaves)
+    tx = chain(*before, tx) if before else tx
+    if steps is not None:
+        tx = accumulate(tx, steps)
+    average = _average(o, steps or 1)
+    if average is not None:
+        tx = chain(tx, average)
+    constraints = _constraints(o.where, leaves, live)
+    if constraints:
+        tx = chain(tx, *constraints)
+    o.finish()
+    if values is None:
+        return tx, lambda state: state
+    slots = _slots(core, leaves or [], values, steps, average is not None)
+    scalars = _counters(iteration, steps or 1) | slots.pop("", {})
+    if "acc_grads" in slots:  # Keras keeps their sum, and we their mean
+        count = max(iteration % (steps or 1), 1)
+        slots["acc_grads"] = {path: g / count for path, g in slots["acc_grads"].items()}
+    return tx, lambda state: filled(state, slots, scalars)
 
+
+def _accumulation(o: Options) -> int | None:
+    """How many batches each step is accumulated from; None for no accumulation."""
+    if o.take("gradient_accumulation_steps", None) is None:
+        return None
+    steps = o.integer("gradient_accumulation_steps")
+    if steps < 2:
+        raise ValueError(f"{o.where}: gradient_accumulation_steps must be at least 2")
+    return steps
+
+
+def _iteration(o: Options, values: Arrays | None) -> int:
+    """The number of batches so far, where the optimizer's variables are there."""
+    if values is None:
+        return 0
+    return steps_taken(f"{o.where}: iteration", values.take("iteration", (), integer=True))
+
+
+def _before(o: Options) -> list[GradientTransformation]:
+    """The transformations of gradients before the optimizer: of the loss scale, and a clip."""
     links: list[GradientTransformation] = []
     factor = o.optional("loss_scale_factor")
     if factor is not None:
@@ -66,38 +99,22 @@ def single(
     if sum(limit is not None for limit in limits.values()) > 1:
         raise ValueError(f"{o.where}: at most one of {', '.join(clips)} may be set")
     links += [clips[key](limit) for key, limit in limits.items() if limit is not None and limit > 0]
-    tx = core.tx
-    decay = None if core.decays else o.optional("weight_decay")
-    if decay:
-        tx = decayed(tx, multiplied(rate, decay), leaves)
-    tx = tx if not links else chain(*links, tx)
-    if steps is not None:
-        tx = accumulate(tx, steps)
-    average = _average(o, steps or 1)
-    if average is not None:
-        tx = chain(tx, average)
-    constraints = _constraints(o.where, leaves, live)
-    if constraints:
-        tx = chain(tx, *constraints)
-    o.finish()
-    if values is None:
-        return tx, lambda state: state
-    slots = _taken(core, leaves or [], values, steps, average is not None)
-    window = steps or 1
-    scalars = {
-        "count": raw // window,
-        "gradient_step": raw // window,
-        "mini_step": raw % window,
-        "acc_weight": raw % window,
+    return links
+
+
+def _counters(iteration: int, window: int) -> dict[str, Any]:
+    """The counters of states after so many batches, in windows of some."""
+    steps, batches = divmod(iteration, window)
+    return {
+        "count": steps,
+        "gradient_step": steps,
+        "mini_step": batches,
+        "acc_weight": batches,
         # schedule-free learning counts from 1, and weighs all steps alike
-        "step_count": raw // window + 1,
-        "weight_sum": raw // window,
-        "EmaParamsState.count": raw,
-        **slots.pop("", {}),
+        "step_count": steps + 1,
+        "weight_sum": steps,
+        "EmaParamsState.count": iteration,
     }
-    if "acc_grads" in slots:  # Keras keeps their sum, and we their mean
-        slots["acc_grads"] = {k: v / max(raw % window, 1) for k, v in slots["acc_grads"].items()}
-    return tx, lambda state: filled(state, slots, scalars)
 
 
 def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> Any:
@@ -182,7 +199,7 @@ def _average(o: Options, window: int) -> GradientTransformation | None:
     )
 
 
-def _taken(
+def _slots(
     core: KerasCore, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
 ) -> dict[str, dict[str, Any]]:
     """The optimizer's variables by slot and path, taken in the order in which Keras makes them."""

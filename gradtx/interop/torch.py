@@ -33,7 +33,7 @@ from gradtx.wrappers.conditional import skip_if_none
 from gradtx.wrappers.loss_scaling import DynamicLossScaleState, dynamic_loss_scale
 
 _EXECUTION = ("foreach", "capturable", "differentiable", "fused", "param_names")
-# What schedulers leave in a group.
+# Options that schedulers leave in a group.
 _SCHEDULED = ("initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum")
 # PyTorch computes ASGD's rate one step ahead, Rprop's never again, and bounds Adafactor's.
 _UNSCHEDULED = ("ASGD", "Rprop")
@@ -131,39 +131,27 @@ def from_torch(
     >>> from_torch(state, [jnp.zeros(2)], class_name="SGD")[0]
     sgd(learning_rate=0.1, momentum=0.9)
     """
-    if scaler is not None:
-        plain = from_torch(
-            source,
-            params,
-            class_name=class_name,
-            order=order,
-            scheduler=scheduler,
-            steps_per_epoch=steps_per_epoch,
-            own_steps=own_steps,
-        )
-        return _scaled(*plain, scaler)
+    tx, state = _converted(source, params, class_name, order, scheduler, steps_per_epoch, own_steps)
+    return (tx, state) if scaler is None else _scaled(tx, state, scaler)
+
+
+def _converted(
+    source: Any,
+    params: Params,
+    class_name: str | None,
+    order: Sequence[str] | None,
+    scheduler: Any,
+    steps_per_epoch: int | None,
+    own_steps: bool | None,
+) -> tuple[GradientTransformation, State]:
+    """The transformation and its state, without a loss scale."""
     class_name, groups, states = _read(source, class_name)
     where = f"from_torch: {class_name}"
-    if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int | None):
-        raise TypeError(f"{where}: steps_per_epoch must be an integer, not {steps_per_epoch!r:.80}")
-    if steps_per_epoch is not None and steps_per_epoch < 1:
-        raise ValueError(f"{where}: steps_per_epoch must be at least 1, not {steps_per_epoch}")
-    if own_steps is not None and not isinstance(own_steps, bool):
-        raise TypeError(f"{where}: own_steps must be True, False or None, not {own_steps!r:.80}")
-    if own_steps and scheduler is not None:
-        raise ValueError(
-            f"{where}: a scheduler also steps where a parameter has no gradient, so own_steps is "
-            "not possible with one: hand over without it, and chain scale_by_schedule last"
-        )
-    names, shapes = _there(where, source, groups)
-    leaves = ordered(
-        params,
-        order,
-        names,
-        shapes,
-        matters=bool(states) or len(groups) > 1,
-        grouped=len(groups) > 1,
-    )
+    _check_steps(where, scheduler, steps_per_epoch, own_steps)
+    names, shapes = _names_and_shapes(where, source, groups)
+    several = len(groups) > 1
+    matters = bool(states) or several
+    leaves = ordered(params, order, names, shapes, matters=matters, grouped=several)
     params = arrays(params)
     if class_name != "SGD" and any(map(jnp.iscomplexobj, jax.tree.leaves(params))):
         raise ValueError(
@@ -178,34 +166,37 @@ def from_torch(
         if scheduler is not None or len(options) > 1:
             raise ValueError(f"{where}: it has one group, and takes no scheduler here")
         return from_lbfgs(options[0], leaves, states_of_groups[0], params)
-    made = {}
-    labels = []
     parts = list(_parts(options, members, states_of_groups))
     if own_steps is None:
-        apart = len(parts) > len(options) or len({part.steps for part in parts}) > 1
-        own_steps = scheduler is None and apart
+        differ = len(parts) > len(options) or len({part.steps for part in parts}) > 1
+        own_steps = scheduler is None and differ
     if own_steps:
-        parts = [each for part in parts for each in _each(part)]
+        parts = [one for part in parts for one in _each(part)]
     every = _every(where, parts, scheduler, steps_per_epoch)
     over = _over(where, parts, scheduler, every)
+    optimizers = {}
     for part in parts:
-        o = Options(
-            part.where, {k: v for k, v in options[part.group].values.items() if k != "params"}
-        )
+        values = {k: v for k, v in options[part.group].values.items() if k != "params"}
+        o = Options(part.where, values)
         plan = _plan(class_name, o, part, scheduler, over, every)
-        core = _core(class_name, o, plan)
-        slots, scalars = _taken(o.where, core, part)
-        counts = {"count": plan.steps, "TraceWithCountState.count": int(any(part.states))}
-        tx = skip_if_none(core.tx) if own_steps else core.tx
-        made[part.label] = tx, slots, {**scalars, **counts, **plan.scalars}
-        labels += [(literal(leaf.path), part.label) for leaf in part.leaves]
-    if len(made) == 1:
-        ((tx, *slots_and_scalars),) = made.values()
-        return tx, filled(tx.init(params), *slots_and_scalars)
-    whole = partition({label: tx for label, (tx, *_) in made.items()}, labels)
-    state: Any = whole.init(params)
-    inner = {k: filled(part, *made[k][1:]) for k, part in state.inner_states.items()}
-    return whole, type(state)(inner)
+        optimizers[part.label] = _resumed(class_name, o, part, plan, own_steps)
+    return _joined(parts, optimizers, params)
+
+
+def _check_steps(
+    where: str, scheduler: Any, steps_per_epoch: int | None, own_steps: bool | None
+) -> None:
+    if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int | None):
+        raise TypeError(f"{where}: steps_per_epoch must be an integer, not {steps_per_epoch!r:.80}")
+    if steps_per_epoch is not None and steps_per_epoch < 1:
+        raise ValueError(f"{where}: steps_per_epoch must be at least 1, not {steps_per_epoch}")
+    if own_steps is not None and not isinstance(own_steps, bool):
+        raise TypeError(f"{where}: own_steps must be True, False or None, not {own_steps!r:.80}")
+    if own_steps and scheduler is not None:
+        raise ValueError(
+            f"{where}: a scheduler also steps where a parameter has no gradient, so own_steps is "
+            "not possible with one: hand over without it, and chain scale_by_schedule last"
+        )
 
 
 def _scaled(
@@ -220,7 +211,7 @@ def _scaled(
         return tx, state
     o = Options(where, saved)
     scale, grows, shrinks = (o.number(f) for f in ("scale", "growth_factor", "backoff_factor"))
-    period, taken = (o.take(name) for name in ("growth_interval", "_growth_tracker"))
+    period, unchanged = (o.take(name) for name in ("growth_interval", "_growth_tracker"))
     o.finish()
     if abs(grows * shrinks - 1) > 1e-6:
         raise ValueError(
@@ -229,7 +220,7 @@ def _scaled(
         )
     scaled = dynamic_loss_scale(tx, scale, period, grows, 0.0)
     new: Any = DynamicLossScaleState(
-        jnp.asarray(scale, jnp.float32), jnp.asarray(taken, jnp.int32), state
+        jnp.asarray(scale, jnp.float32), jnp.asarray(unchanged, jnp.int32), state
     )
     return scaled, new
 
@@ -260,12 +251,14 @@ def _read(source: Any, class_name: str | None) -> tuple[str, list[Any], Mapping[
     return class_name, groups, states
 
 
-def _there(
+def _names_and_shapes(
     where: str, source: Any, groups: list[Any]
 ) -> tuple[list[str] | None, list[tuple[int, ...]] | None]:
     """The names and the shapes of the parameters; None if they are not given."""
-    said = [group.get("param_names") if isinstance(group, Mapping) else None for group in groups]
-    for group_names in said:
+    names_of_groups = [
+        group.get("param_names") if isinstance(group, Mapping) else None for group in groups
+    ]
+    for group_names in names_of_groups:
         if group_names is not None and not (
             isinstance(group_names, list | tuple)
             and all(isinstance(name, str) for name in group_names)
@@ -273,7 +266,9 @@ def _there(
             raise TypeError(
                 f"{where}: param_names must be a list of strings, not {group_names!r:.80}"
             )
-    names = None if None in said else [name for group_names in said for name in group_names or ()]
+    names = None
+    if None not in names_of_groups:
+        names = [name for group_names in names_of_groups for name in group_names or ()]
     if isinstance(source, Mapping):
         return names, None
     return names, [tuple(p.shape) for group in source.param_groups for p in group["params"]]
@@ -299,11 +294,11 @@ def _members(
     return options, [list(itertools.islice(rest, size)) for size in sizes]
 
 
-class _Resumed(NamedTuple):
+class _Part(NamedTuple):
     """The parameters of a group that have taken equally many steps; None if no state says how many.
 
-    With SGD's dampening, those that have had no gradient are a separate part: their first gradient
-    is not dampened.
+    With SGD's dampening, parameters that have had no gradient are a part of their own: their first
+    gradient is not dampened.
     """
 
     label: str
@@ -316,7 +311,7 @@ class _Resumed(NamedTuple):
 
 def _parts(
     options: list[Options], members: list[list[Leaf]], states_of_groups: list[list[Any]]
-) -> Iterator[_Resumed]:
+) -> Iterator[_Part]:
     for i, (o, leaves, states) in enumerate(zip(options, members, states_of_groups, strict=True)):
         steps: list[int | None] = []
         for leaf, state in zip(leaves, states, strict=True):
@@ -325,25 +320,24 @@ def _parts(
                 raise TypeError(f"{at} must be a dict, not {state!r:.80}")
             entries = state or {}
             steps.append(steps_taken(f"{at}: step", entries["step"]) if "step" in entries else None)
-        counted = any(taken is not None for taken in steps)
-        if counted:
-            steps = [taken or 0 for taken in steps]
+        if any(count is not None for count in steps):
+            steps = [count or 0 for count in steps]
         dampened = o.number("dampening", 0.0) != 0
-        begun = [bool(state) for state in states] if dampened else steps
-        different = list(dict.fromkeys(begun)) or [None]
-        for key in different:
-            mine = [k for k, other in enumerate(begun) if other == key]
-            yield _Resumed(
-                str(i) if len(different) == 1 else f"{i}/{int(key or 0)}",
+        keys = [bool(state) for state in states] if dampened else steps
+        distinct = list(dict.fromkeys(keys)) or [None]
+        for key in distinct:
+            indices = [k for k, other in enumerate(keys) if other == key]
+            yield _Part(
+                str(i) if len(distinct) == 1 else f"{i}/{int(key or 0)}",
                 o.where,
                 i,
-                [leaves[k] for k in mine],
-                [states[k] for k in mine],
-                steps[mine[0]] if mine else None,
+                [leaves[k] for k in indices],
+                [states[k] for k in indices],
+                steps[indices[0]] if indices else None,
             )
 
 
-def _each(part: _Resumed) -> Iterator[_Resumed]:
+def _each(part: _Part) -> Iterator[_Part]:
     """A group of its own for each parameter of a group."""
     for leaf, state in zip(part.leaves, part.states, strict=True):
         label = f"{part.group}/{leaf.path}"
@@ -351,7 +345,7 @@ def _each(part: _Resumed) -> Iterator[_Resumed]:
 
 
 class _Rates(NamedTuple):
-    """A group's learning rate and, if it is cycled, its momentum; and what scales its updates last.
+    """A group's learning rate, its momentum if it is cycled, and transformations that come last.
 
     steps: those taken; scalars: numbers of the state of `last`.
     """
@@ -363,24 +357,24 @@ class _Rates(NamedTuple):
     scalars: Mapping[str, Any] = {}
 
 
-def _every(where: str, parts: list[_Resumed], scheduler: Any, steps_per_epoch: int | None) -> int:
+def _every(where: str, parts: list[_Part], scheduler: Any, steps_per_epoch: int | None) -> int:
     """How many steps of the optimizer there are for each of the scheduler."""
     if steps_per_epoch is not None:
         return steps_per_epoch
     clock = max((part.steps for part in parts if part.steps), default=0)
     if scheduler is None or isinstance(scheduler, Mapping):
         return 1
-    taken = schedulers.epoch(scheduler)
-    if clock > taken:
+    epoch = schedulers.epoch(scheduler)
+    if clock > epoch:
         raise ValueError(
             f"{where}: its parameters have taken {clock} steps and {type(scheduler).__name__} "
-            f"{taken}: pass steps_per_epoch, the steps between two of the scheduler (1 for a "
+            f"{epoch}: pass steps_per_epoch, the steps between two of the scheduler (1 for a "
             "scheduler of single steps that was made in the middle of the run)"
         )
     return 1
 
 
-def _over(where: str, parts: list[_Resumed], scheduler: Any, every: int) -> int:
+def _over(where: str, parts: list[_Part], scheduler: Any, every: int) -> int:
     """How many steps of the scheduler's epoch are over, for all parameters."""
     if isinstance(scheduler, Mapping):
         raise TypeError(
@@ -403,7 +397,7 @@ def _over(where: str, parts: list[_Resumed], scheduler: Any, every: int) -> int:
     return schedulers.steps_of_epoch(where, counts, schedulers.epoch(scheduler), every)
 
 
-def _plan(name: str, o: Options, part: _Resumed, scheduler: Any, over: int, every: int) -> _Rates:
+def _plan(name: str, o: Options, part: _Part, scheduler: Any, over: int, every: int) -> _Rates:
     rate = o.number("lr")
     # Where there is a state there was a step: the first one is not dampened.
     steps = int(any(part.states)) if part.steps is None else part.steps
@@ -420,11 +414,11 @@ def _plan(name: str, o: Options, part: _Resumed, scheduler: Any, over: int, ever
         return _Rates(rate, steps, None, [last], scalars)
     inner = schedulers.rate_schedule(o.where, scheduler, part.group, o.values)
     momentum = schedulers.momentum_schedule(scheduler, part.group, o.values)
-    taken = schedulers.epoch(scheduler)
+    epoch = schedulers.epoch(scheduler)
     if name in _UNCOUNTED:
-        steps = max(steps, taken * every)
+        steps = max(steps, epoch * every)
     begun = [
-        None if s is None else schedulers.begun(s, taken, over, steps, every)
+        None if s is None else schedulers.begun(s, epoch, over, steps, every)
         for s in (inner, momentum)
     ]
     return _Rates(begun[0], steps, begun[1])
@@ -440,35 +434,69 @@ def _core(name: str, o: Options, plan: _Rates) -> TorchCore:
             raise ValueError(f"{o.where}: its momentum cannot follow a scheduler here")
         tx = replace(tx, {core.momentum: plan.momentum})
     sign = [scale(-1.0)] if o.flag("maximize", False) else []
-    # Most add weight decay to the gradient; what does otherwise has taken the option.
+    # Most add weight decay to the gradient; the others have read the option.
     decay = o.number("weight_decay") if o.is_unread("weight_decay") else 0.0
     first = [*sign, *([add_decayed_weights(decay)] if decay else [])]
     o.finish()
     return core._replace(tx=chain(*first, tx, *plan.last) if first or plan.last else tx)
 
 
-def _taken(
-    where: str, core: TorchCore, part: _Resumed
+class _Resumed(NamedTuple):
+    """A part's optimizer, and the slots and scalars of its state."""
+
+    tx: GradientTransformation
+    slots: dict[str, dict[str, Any]]
+    scalars: dict[str, Any]
+
+
+def _resumed(name: str, o: Options, part: _Part, plan: _Rates, own_steps: bool) -> _Resumed:
+    """A part's optimizer with its numbers; with `own_steps` it counts only steps with gradients."""
+    core = _core(name, o, plan)
+    slots, scalars = _slots_and_scalars(o.where, core, part)
+    counts = {"count": plan.steps, "TraceWithCountState.count": int(any(part.states))}
+    tx = skip_if_none(core.tx) if own_steps else core.tx
+    return _Resumed(tx, slots, {**scalars, **counts, **plan.scalars})
+
+
+def _joined(
+    parts: list[_Part], optimizers: dict[str, _Resumed], params: Params
+) -> tuple[GradientTransformation, State]:
+    """One optimizer of all parts, and its state: a partition if there are several."""
+    if len(optimizers) == 1:
+        ((tx, slots, scalars),) = optimizers.values()
+        return tx, filled(tx.init(params), slots, scalars)
+    labels = [(literal(leaf.path), part.label) for part in parts for leaf in part.leaves]
+    tx = partition({label: optimizer.tx for label, optimizer in optimizers.items()}, labels)
+    state: Any = tx.init(params)
+    inner_states = {
+        label: filled(inner, optimizers[label].slots, optimizers[label].scalars)
+        for label, inner in state.inner_states.items()
+    }
+    return tx, type(state)(inner_states)
+
+
+def _slots_and_scalars(
+    where: str, core: TorchCore, part: _Part
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     slots: dict[str, dict[str, Any]] = {}
     scalars: dict[str, Any] = {}
     for leaf, entries in zip(part.leaves, part.states, strict=True):
         if not entries:
             continue
-        for theirs, ours in core.slots.items():
-            ours, convert = ours if isinstance(ours, tuple) else (ours, None)
-            value = entries.get(theirs)
+        for entry, slot_name in core.slots.items():
+            slot_name, convert = slot_name if isinstance(slot_name, tuple) else (slot_name, None)
+            value = entries.get(entry)
             if value is None:
                 continue
-            at = f"{where}: {theirs} of {leaf.path!r}"
+            at = f"{where}: {entry} of {leaf.path!r}"
             slot = array(at, value)
             try:
                 slot = slot if convert is None else convert(slot)
             except IndexError:
                 raise ValueError(f"{at} has the shape {slot.shape}") from None
-            slots.setdefault(ours, {})[leaf.path] = slot
-        for theirs, ours in core.scalars.items():
-            scalars[ours] = finite(f"{where}: {theirs} of {leaf.path!r}", entries.get(theirs))
+            slots.setdefault(slot_name, {})[leaf.path] = slot
+        for entry, scalar in core.scalars.items():
+            scalars[scalar] = finite(f"{where}: {entry} of {leaf.path!r}", entries.get(entry))
     known = set(core.slots) | set(core.scalars) | {"step", "eta", "mu"}
     unknown = {key for entries in part.states if entries for key in entries} - known
     if unknown:

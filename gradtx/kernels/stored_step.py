@@ -1,12 +1,11 @@
 """Steps on stored slots as one kernel for each leaf: decode, rule, encode, without a float32 slot.
 
 XLA computes the scale of a block before its codes, and stores the slot in between, or computes it
-twice. A Pallas kernel holds whole blocks in fast memory and moves what must be moved: codes,
-scales, gradient, parameter. Its body is the rule itself, cut out of the program of the step, so
-nothing is written twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, and CPUs as a
-loop over tiles that fit in the cache. Of a leaf that is divided over devices, each runs the kernel
-on its shard, which has whole blocks, where the engine knows the sharding of the leaf. What does not
-fit a kernel is run as it is.
+twice. A Pallas kernel holds whole blocks in fast memory and moves only codes, scales, gradient and
+parameter. Its body is the rule itself, cut out of the program of the step, so nothing is written
+twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, and CPUs as a loop over tiles that
+fit in the cache. If a leaf is divided over devices and the engine knows how, each device runs the
+kernel on its shard, which has whole blocks. A step that does not fit a kernel runs as it is.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import FORMATS, Blocks, Encoded, KeyWords, numbers_in, parts_of
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import Marked, decode_p, encode_p, marked, parts_and_key, plain
-from gradtx.types import Array, Params, State, Updates, is_stored
+from gradtx.types import Array, DType, Params, State, Updates, is_stored
 
 
 def in_kernels(
@@ -76,51 +75,48 @@ def in_kernels(
     arrays = {n: v for n, v in extra_args.items() if not callable(v)}
     functions = {n: v for n, v in extra_args.items() if callable(v)}
     slots = jax.tree.leaves(state, is_leaf=is_stored)
-    inside = any(isinstance(x, Marked) for x in slots)
-    alone = not any(isinstance(x, Encoded) and x.blocks is not None for x in slots)
+    in_a_kernel = any(isinstance(x, Marked) for x in slots)
+    has_blocks = any(isinstance(x, Encoded) and x.blocks is not None for x in slots)
 
-    def in_order(done: Any, new: State) -> tuple[Any, State]:
-        return after_parameters(done, new) if whole and alone and not inside else (done, new)
+    def ordered(done: Any, new: State) -> tuple[Any, State]:
+        waits = whole and not has_blocks and not in_a_kernel
+        return after_parameters(done, new) if waits else (done, new)
 
     if not any(map(Marked.can, slots)):
-        return in_order(*step(updates, state, params, **extra_args))
+        return ordered(*step(updates, state, params, **extra_args))
     structure: Any
     trees = (params, marked(state), updates, arrays)
     leaves, structure = jax.tree.flatten(trees)
-    at = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
-    if not any(is_tracer(leaves[i]) for i in at):
+    array_leaves = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
+    if not any(is_tracer(leaves[i]) for i in array_leaves):
         return step(updates, state, params, **extra_args)
 
     def run(*inputs: Array) -> Any:
-        mine = list(leaves)
-        for i, x in zip(at, inputs, strict=True):
-            mine[i] = x
-        params, state, updates, arrays = structure.unflatten(mine)
+        all_leaves = list(leaves)
+        for i, x in zip(array_leaves, inputs, strict=True):
+            all_leaves[i] = x
+        params, state, updates, arrays = structure.unflatten(all_leaves)
         return step(updates, state, params, **arrays, **functions)
 
-    inputs = [leaves[i] for i in at]
+    inputs = [leaves[i] for i in array_leaves]
     closed, out = jax.make_jaxpr(run, return_shape=True)(*inputs)
     if closed.effects:
-        return in_order(*step(updates, state, params, **extra_args))
-    jaxpr: Any = closed.jaxpr
-    invars = [*jaxpr.constvars, *jaxpr.invars]
-    program = Program(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), []))
-    operands = {i: len(closed.consts) + k for k, i in enumerate(at)}
+        return ordered(*step(updates, state, params, **extra_args))
+    operands = {i: len(closed.consts) + k for k, i in enumerate(array_leaves)}
     old = [operands.get(i) for i in range(len(jax.tree.leaves((params, state))))]
     if not whole:
         old[: len(jax.tree.leaves(params))] = [None] * len(jax.tree.leaves(out[0]))
-    overwritten = tuple((i, k) for i, k in enumerate(old) if k is not None)
-    known = _shardings(trees) if shardings_are_known() else [None] * len(leaves)
+    shardings = _shardings(trees) if shardings_are_known() else [None] * len(leaves)
     results = program_p.bind(
         *closed.consts,
         *inputs,
-        program=program,
-        overwritten=overwritten,
-        shardings=(*[None] * len(closed.consts), *(known[i] for i in at)),
+        program=Program.of(closed),
+        overwritten=tuple((i, k) for i, k in enumerate(old) if k is not None),
+        shardings=(*[None] * len(closed.consts), *(shardings[i] for i in array_leaves)),
     )
     returned: Any = jax.tree.structure(out)
     done = returned.unflatten(results)
-    return done if inside else in_order(*plain(done))
+    return done if in_a_kernel else ordered(*plain(done))
 
 
 def _shardings(trees: tuple[Params | None, State, Updates, Any]) -> list[NamedSharding | None]:
@@ -134,8 +130,8 @@ def _shardings(trees: tuple[Params | None, State, Updates, Any]) -> list[NamedSh
 def after_parameters(params: Params, state: State) -> tuple[Params, State]:
     """A step's results, of which slots in shorter floats wait for the new parameters.
 
-    These are computed from what the rule returns, not from what is kept of it, and so from the old
-    slots. On a CPU XLA runs the kernels of the slots first, and copies them, on one core::
+    Parameters are computed from the results of the rule, before these are rounded, and so from the
+    old slots. On a CPU XLA runs the kernels of the slots first, and copies them, on one core::
 
         %copy.2 = bf16[N] copy(%state_mu)
     """
@@ -183,6 +179,13 @@ class Program:
     def __init__(self, closed: ClosedJaxpr) -> None:
         self.closed = closed
 
+    @classmethod
+    def of(cls, closed: ClosedJaxpr) -> "Program":
+        """A program whose constants are its first arguments."""
+        jaxpr: Any = closed.jaxpr
+        invars = [*jaxpr.constvars, *jaxpr.invars]
+        return cls(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), []))
+
 
 def _as_it_is(*arrays: Array, program: Program, overwritten: Any, shardings: Any) -> list[Any]:
     return list(jaxpr_as_fun(program.closed)(*arrays))
@@ -203,7 +206,7 @@ class Backend(NamedTuple):
         pieces: ``shape -> blocks`` of leaves whose slots have none, but random numbers; None for
             those that XLA computes in one kernel.
         settings: of its compiler; None for a loop of XLA's over tiles.
-        fills: whether tiles have powers of 2 as sizes, and what is beyond an array is masked.
+        fills: whether tiles have powers of 2 as sizes, and entries beyond an array are masked.
         halves: whether its compiler supports float16. If not, kernels read and write the bits of
             scales, of which XLA makes a copy.
     """
@@ -307,26 +310,140 @@ def with_kernels(
 ) -> list[Any]:
     """The results of a step's program, with kernels on one device, or on each device's shards."""
     flat: Any = inlined(program.closed, backend.platform, shardings, *arrays)
-    known = dict(zip(flat.jaxpr.invars, shardings, strict=True)) if divided else None
+    by_variable = dict(zip(flat.jaxpr.invars, shardings, strict=True)) if divided else None
 
     def shard_of(cut: Cut) -> Shard | None:
-        return Shard.of(cut, known, backend.pieces)
+        return Shard.of(cut, by_variable, backend.pieces)
 
     kernel_cuts = cuts(flat.jaxpr, dict(overwritten), lambda cut: backend.fits(cut, shard_of(cut)))
-    made: dict[Any, Any] = {}
+    compiled: dict[Any, Any] = {}
 
     def kernel(cut: Cut) -> Callable[..., Sequence[Any]]:
         shard = shard_of(cut)
         assert shard is not None
         kind = cut.kind(), shard
-        if kind not in made:
+        if kind not in compiled:
             run = functools.partial(_launched, cut, shard, backend, interpret)
             if backend.settings is None:
                 run = functools.partial(_looped, cut, shard, backend)
-            made[kind] = jax.jit(shard.run(run, cut))
-        return made[kind]
+            compiled[kind] = jax.jit(shard.run(run, cut))
+        return compiled[kind]
 
     return run_with_kernels(flat.jaxpr, flat.consts, arrays, kernel_cuts, kernel)
+
+
+class _Tiles(NamedTuple):
+    """The tiles in which a kernel goes through a device's shards of the arrays of a cut."""
+
+    cut: Cut
+    shard: Shard
+    backend: Backend
+    tiling: Tiling
+
+    @classmethod
+    def of(cls, cut: Cut, shard: Shard, backend: Backend) -> "_Tiles":
+        tiling = backend.tiling(shard.shape, shard.blocks)
+        assert tiling is not None
+        return cls(cut, shard, backend, tiling)
+
+    def scalars(self, inputs: Sequence[Array]) -> dict[Any, Any]:
+        """The scalars that a kernel reads, the first of its inputs, and where the shard begins."""
+        return dict(zip(self.cut.scalars, inputs, strict=False)) | self.shard.firsts(self.cut)
+
+    def rows(self, v: Any) -> int:
+        """How many rows of an array each block has."""
+        return self.shard.rows(v, self.cut)
+
+    def seen(self, v: Any) -> tuple[int, ...]:
+        """The shape of an array as the grid sees it."""
+        return self.tiling.seen(self.shard.shape_of(v, self.cut), self.rows(v))
+
+    def draws(self, window: Window, scalars: Mapping[Any, Any]) -> Callable[..., Draws]:
+        """``(codec, key) -> draws``, the random numbers in a window of the leaf."""
+        return functools.partial(_draws, self.shard, self.tiling, window, scalars)
+
+
+class _Numbers(NamedTuple):
+    """Scalars in one array, from which a kernel reads each in its type."""
+
+    array: Array
+    types: dict[Any, DType]
+
+    @classmethod
+    def packed(cls, scalars: Mapping[Any, Any]) -> "list[_Numbers]":
+        """Those that are floats in float32, and the others in int32."""
+        types = {v: x.dtype for v, x in scalars.items()}
+        floats = {v: t for v, t in types.items() if jnp.issubdtype(t, jnp.floating)}
+        others = {v: t for v, t in types.items() if v not in floats}
+        return [
+            cls(jnp.stack([scalars[v].astype(dtype) for v in group]), group)
+            for group, dtype in ((floats, jnp.float32), (others, jnp.int32))
+            if group
+        ]
+
+    def read(self, ref: Any) -> dict[Any, Array]:
+        return {
+            v: ref[k] != 0 if dtype == jnp.bool_ else ref[k].astype(dtype)
+            for k, (v, dtype) in enumerate(self.types.items())
+        }
+
+
+class _PallasTiles(NamedTuple):
+    """The tiles of a Pallas kernel, and how it reads and writes them."""
+
+    tiles: _Tiles
+    settings: Settings
+    numbers: list[_Numbers]
+
+    def spec(self, v: Any) -> Any:
+        """The tile of an array that Pallas brings in; all of it where tiles are filled up."""
+        from jax.experimental import pallas as pl
+
+        tiles = self.tiles
+        is_whole = tiles.backend.fills
+        return pl.BlockSpec() if is_whole else pl.BlockSpec(*tiles.tiling.tile(tiles.rows(v)))
+
+    def window(self, v: Any, b: int) -> Window:
+        """Block `b` of the present tile of an array."""
+        from jax.experimental import pallas as pl
+
+        tiling = self.tiles.tiling
+        at = [pl.program_id(i) for i in range(len(tiling.grid))]
+        return tiling.window(self.tiles.rows(v), at, b)
+
+    def mask(self, v: Any, b: int) -> Array | None:
+        """Which entries of a block lie in the array; None for all."""
+        window = self.window(v, b)
+        sizes = self.tiles.backend.filled(window.kept(window.sizes))
+        return window.inside(sizes, self.tiles.seen(v))
+
+    def block(self, ref: Any, v: Any, b: int) -> Any:
+        """Block `b` of a tile, in the tile that Pallas has brought in or in the whole array."""
+        from jax.experimental import pallas as pl
+
+        tiling, rows = self.tiles.tiling, self.tiles.rows(v)
+        if not self.tiles.backend.fills:
+            rows_of_block = (*[slice(None)] * tiling.axis, pl.ds(b * rows, rows))
+            return ref if tiling.blocks == 1 else ref.at[rows_of_block]
+        spans = zip(*self.window(v, b), strict=True)
+        return ref.at[tuple(i if n is None else pl.ds(i, power_of_2(n)) for i, n in spans)]
+
+    def kernel(self, *refs: Any) -> None:
+        """Compute the blocks of a tile, one after another."""
+        cut, tiling = self.tiles.cut, self.tiles.tiling
+        leaf = next(v for v in cut.arrays if v.aval.shape == cut.shape)
+        begin, end = len(self.numbers), len(self.numbers) + len(cut.arrays)
+        scalars: dict[Any, Array] = {}
+        for ref, numbers in zip(refs[:begin], self.numbers, strict=True):
+            scalars |= numbers.read(ref)
+        for b in range(tiling.blocks):
+            env = dict(scalars)
+            for ref, v in zip(refs[begin:end], cut.arrays, strict=True):
+                env[v] = self.settings.load(self.block(ref, v, b), self.mask(v, b))
+            draws = self.tiles.draws(self.window(leaf, b), scalars)
+            computed(cut, env, tiling.axis, draws, self.mask(leaf, b))
+            for ref, v in zip(refs[end:], cut.outputs, strict=True):
+                self.settings.store(self.block(ref, v, b), env[v], self.mask(v, b))
 
 
 def _launched(
@@ -335,86 +452,33 @@ def _launched(
     """Launch the Pallas kernel of a cut; the results are the arrays that it writes."""
     from jax.experimental import pallas as pl
 
-    tiling = backend.tiling(shard.shape, shard.blocks)
-    assert tiling is not None
+    tiles = _Tiles.of(cut, shard, backend)
     assert backend.settings is not None
-    memory, load, store, options = backend.settings()
-    leaf = next(v for v in cut.arrays if v.aval.shape == cut.shape)
-    count = len(cut.scalars)
-    scalar_values = dict(zip(cut.scalars, inputs, strict=False)) | shard.firsts(cut)
-    floats = [v for v, x in scalar_values.items() if jnp.issubdtype(x.dtype, jnp.floating)]
-    others = [v for v in scalar_values if v not in floats]
-    packed = [
-        (jnp.stack([scalar_values[v].astype(dtype) for v in which]), which)
-        for which, dtype in ((floats, jnp.float32), (others, jnp.int32))
-        if which
-    ]
+    settings = backend.settings()
+    numbers = _Numbers.packed(tiles.scalars(inputs))
+    pallas_tiles = _PallasTiles(tiles, settings, numbers)
 
-    def rows(v: Any) -> int:
-        return shard.rows(v, cut)
-
-    def seen(v: Any) -> tuple[int, ...]:
-        return tiling.seen(shard.shape_of(v, cut), rows(v))
-
-    def spec(v: Any) -> Any:
-        return pl.BlockSpec() if backend.fills else pl.BlockSpec(*tiling.tile(rows(v)))
-
-    def window(v: Any, b: int) -> Window:
-        at = [pl.program_id(i) for i in range(len(tiling.grid))]
-        return tiling.window(rows(v), at, b)
-
-    def inside(v: Any, b: int) -> Array | None:
-        tile_window = window(v, b)
-        return tile_window.inside(backend.filled(tile_window.kept(tile_window.sizes)), seen(v))
-
-    def block(ref: Any, v: Any, b: int) -> Any:
-        """Block `b` of a tile, in the tile that Pallas has brought in or in the whole array."""
-        r = rows(v)
-        if not backend.fills:
-            rows_of_block = (*[slice(None)] * tiling.axis, pl.ds(b * r, r))
-            return ref if tiling.blocks == 1 else ref.at[rows_of_block]
-        spans = zip(*window(v, b), strict=True)
-        return ref.at[tuple(i if n is None else pl.ds(i, power_of_2(n)) for i, n in spans)]
-
-    def body(*refs: Any) -> None:
-        numbers, sources = refs[: len(packed)], refs[len(packed) : len(packed) + len(cut.arrays)]
-        targets = refs[len(packed) + len(cut.arrays) :]
-        scalars = {}
-        for ref, (_, which) in zip(numbers, packed, strict=True):
-            for k, v in enumerate(which):
-                dtype = scalar_values[v].dtype
-                scalars[v] = ref[k] != 0 if dtype == jnp.bool_ else ref[k].astype(dtype)
-        for b in range(tiling.blocks):
-            env = dict(scalars)
-            for ref, v in zip(sources, cut.arrays, strict=True):
-                env[v] = load(block(ref, v, b), inside(v, b))
-            draws = functools.partial(_draws, shard, tiling, window(leaf, b), scalars)
-            computed(cut, env, tiling.axis, draws, inside(leaf, b))
-            for ref, v in zip(targets, cut.outputs, strict=True):
-                store(block(ref, v, b), env[v], inside(v, b))
-
-    def kind(v: Any) -> Any:
+    def passed_type(v: Any) -> Any:
         return jnp.uint16 if v.aval.dtype == jnp.float16 and not backend.halves else v.aval.dtype
 
     arrays = [
-        jax.lax.bitcast_convert_type(x, kind(v)).reshape(seen(v))
-        for x, v in zip(inputs[count:], cut.arrays, strict=True)
+        jax.lax.bitcast_convert_type(x, passed_type(v)).reshape(tiles.seen(v))
+        for x, v in zip(inputs[len(cut.scalars) :], cut.arrays, strict=True)
     ]
-    before = len(packed)
     results = pl.pallas_call(
-        body,
-        grid=tiling.grid,
+        pallas_tiles.kernel,
+        grid=tiles.tiling.grid,
         in_specs=[
-            *(pl.BlockSpec(memory_space=memory) for _ in packed),
-            *map(spec, cut.arrays),
+            *(pl.BlockSpec(memory_space=settings.memory) for _ in numbers),
+            *map(pallas_tiles.spec, cut.arrays),
         ],
-        out_specs=list(map(spec, cut.outputs)),
-        out_shape=[jax.ShapeDtypeStruct(seen(v), kind(v)) for v in cut.outputs],
-        input_output_aliases={before + k: i for i, k in cut.overwrites.items()},
+        out_specs=list(map(pallas_tiles.spec, cut.outputs)),
+        out_shape=[jax.ShapeDtypeStruct(tiles.seen(v), passed_type(v)) for v in cut.outputs],
+        input_output_aliases={len(numbers) + k: i for i, k in cut.overwrites.items()},
         interpret=interpret,
         name="stored_step",
-        **options,
-    )(*(x for x, _ in packed), *arrays)
+        **settings.options,
+    )(*(packed.array for packed in numbers), *arrays)
     return [
         jax.lax.bitcast_convert_type(shard.formed(x), v.aval.dtype)
         for x, v in zip(results, cut.outputs, strict=True)
@@ -424,60 +488,42 @@ def _launched(
 def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[Any]:
     """Run a cut as a loop over tiles, for a CPU: a tile's intermediate arrays stay in the cache.
 
-    What is encoded is computed once, behind a barrier, for the scale, the codes and the parameter.
-    XLA divides a tile among all cores, but not what it fuses with the writing into an array. So
-    this is done on a condition that is always true, which it does not fuse with anything; each
-    array has its own, so that one core writes while others compute what is left.
+    An encoded array is computed once, behind a barrier, for the scale, the codes and the parameter.
+    XLA divides a tile among all cores, but not a computation that it fuses with the writing into an
+    array. So this is done on a condition that is always true, which it does not fuse with anything;
+    each array has its own, so that one core writes while others compute the rest.
     """
-    tiling = backend.tiling(shard.shape, shard.blocks)
-    assert tiling is not None
-    scalars = dict(zip(cut.scalars, inputs, strict=False)) | shard.firsts(cut)
-    once = {eqn.invars[0] for eqn in cut.coded if eqn.primitive is encode_p}
-
-    def turn(k: Array) -> list[Array]:
-        at: list[Array] = []
-        for extent in reversed(tiling.grid):
-            k, last = jnp.divmod(k, extent)
-            at.insert(0, last)
-        return at
-
-    def window(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
-        """Tile `k` of an array: where it begins, its sizes, and its shape as the rule sees it."""
-        tile_window = tiling.window(shard.rows(v, cut), turn(k))
-        return (
-            tile_window.starts,
-            [n or 1 for n in tile_window.sizes],
-            tile_window.kept(tile_window.sizes),
-        )
-
-    def seen(v: Any) -> tuple[int, ...]:
-        return tiling.seen(shard.shape_of(v, cut), shard.rows(v, cut))
-
+    tiles = _Tiles.of(cut, shard, backend)
+    tiling, scalars = tiles.tiling, tiles.scalars(inputs)
+    encoded = {eqn.invars[0] for eqn in cut.coded if eqn.primitive is encode_p}
     pairs = zip(inputs[len(cut.scalars) :], cut.arrays, strict=True)
-    arrays = [x.reshape(seen(v)) for x, v in pairs]
+    arrays = [x.reshape(tiles.seen(v)) for x, v in pairs]
     old = [
-        arrays[cut.overwrites[i]] if i in cut.overwrites else jnp.zeros(seen(v), v.aval.dtype)
+        arrays[cut.overwrites[i]] if i in cut.overwrites else jnp.zeros(tiles.seen(v), v.aval.dtype)
         for i, v in enumerate(cut.outputs)
     ]
-
-    def write(k: Array, v: Any, x: Array, tile: Array) -> Array:
-        starts, sizes, _ = window(v, k)
-        return jax.lax.dynamic_update_slice(x, tile.reshape(sizes).astype(x.dtype), starts)
-
     scale = next(x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
     always = true_after(scale[(0,) * scale.ndim])
 
+    def window(rows: int, k: Array) -> Window:
+        return tiling.window(rows, _place_in(tiling.grid, k))
+
+    def write(k: Array, v: Any, x: Array, tile: Array) -> Array:
+        starts, sizes = window(tiles.rows(v), k)
+        tile = tile.reshape([n or 1 for n in sizes]).astype(x.dtype)
+        return jax.lax.dynamic_update_slice(x, tile, starts)
+
     def body(k: Array, new: list[Array]) -> list[Array]:
-        now = list(arrays)
+        current = list(arrays)
         for i, source in cut.overwrites.items():
-            now[source] = new[i]
+            current[source] = new[i]
         env = dict(scalars)
-        for x, v in zip(now, cut.arrays, strict=True):
-            starts, sizes, shape = window(v, k)
-            env[v] = jax.lax.dynamic_slice(x, starts, sizes).reshape(shape)
-        tile_window = tiling.window(shard.blocks.size, turn(k))
-        draws = functools.partial(_draws, shard, tiling, tile_window, scalars)
-        computed(cut, env, tiling.axis, draws, None, once)
+        for x, v in zip(current, cut.arrays, strict=True):
+            starts, sizes = tile = window(tiles.rows(v), k)
+            entries = jax.lax.dynamic_slice(x, starts, [n or 1 for n in sizes])
+            env[v] = entries.reshape(tile.kept(sizes))
+        draws = tiles.draws(window(shard.blocks.size, k), scalars)
+        computed(cut, env, tiling.axis, draws, None, encoded)
         return [
             jax.lax.cond(always, functools.partial(write, k, v), lambda x, _: x, x, env[v])
             for v, x in zip(cut.outputs, new, strict=True)
@@ -485,6 +531,15 @@ def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[An
 
     results = jax.lax.fori_loop(0, math.prod(tiling.grid), body, old)
     return [shard.formed(x) for x in results]
+
+
+def _place_in(grid: Sequence[int], k: Array) -> list[Array]:
+    """The indices of tile `k` of a grid."""
+    indices: list[Array] = []
+    for extent in reversed(grid):
+        k, index = jnp.divmod(k, extent)
+        indices.insert(0, index)
+    return indices
 
 
 def _draws(
@@ -496,8 +551,8 @@ def _draws(
     key: KeyWords,
 ) -> Draws:
     """The random numbers of a tile: each depends on its entry's position in the whole slot."""
-    whole = Draws.of(key, tiling.seen(shard.slot(codec), shard.blocks.size))
-    return window.draws(whole._replace(start=whole.start + firsts.get(codec, 0)))
+    slot_draws = Draws.of(key, tiling.seen(shard.slot(codec), shard.blocks.size))
+    return window.draws(slot_draws._replace(start=slot_draws.start + firsts.get(codec, 0)))
 
 
 def computed(
@@ -505,13 +560,14 @@ def computed(
     env: dict[Any, Any],
     axis: int,
     draws: Callable[[Codec, KeyWords], Draws],
-    there: Array | None,
+    mask: Array | None,
     once: Collection[Any] = frozenset(),
 ) -> None:
     """Evaluate the equations of a cut on one tile, and add the values of their variables to `env`.
 
-    The blocks of the tile lie along `axis`. `draws` makes the random numbers of a codec. Entries of
-    the tile that are not `there`, since the leaf ends before them, are encoded as zeros.
+    The blocks of the tile lie along `axis`. `draws` makes the random numbers of a codec. Entries
+    outside of `mask`, since the leaf ends before them, are encoded as zeros. Variables in `once`
+    are computed once for all their uses.
     """
     tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
 
@@ -528,7 +584,7 @@ def computed(
         elif eqn.primitive is encode_p:
             _, key = parts_and_key(eqn.params["names"], inputs[1:])
             codec = eqn.params["codec"]
-            x = inputs[0] if there is None else jnp.where(there, inputs[0], 0)
+            x = inputs[0] if mask is None else jnp.where(mask, inputs[0], 0)
             parts = parts_of(codec, x, axis, key and draws(codec, key))
             results = [parts[name] for name in eqn.params["names"]]
         elif eqn.primitive.name == "broadcast_in_dim":
@@ -539,8 +595,8 @@ def computed(
         elif eqn.primitive is root_p:  # Pallas knows JAX's
             results = [jax.lax.sqrt(jnp.broadcast_to(inputs[0], tile))]
         else:
-            whole = [jnp.broadcast_to(x, tile) for x in inputs]
-            results = [eqn.primitive.bind(*whole, **eqn.params)]
+            full = [jnp.broadcast_to(x, tile) for x in inputs]
+            results = [eqn.primitive.bind(*full, **eqn.params)]
         return jax.lax.optimization_barrier(results) if eqn.outvars[0] in once else results
 
     advance(env, cut.eqns, compute)

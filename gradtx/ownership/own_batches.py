@@ -2,16 +2,16 @@
 
 Leaves of one shape are transformed as one batch, in which the axes of leaves, layers and experts
 are merged into one. Merging them for the whole array, where a divided axis comes after one that is
-not, makes the compiler bring all matrices to every device. Here each device merges what it has. If
+not, makes the compiler bring all matrices to every device. Here each device merges its shard. If
 rows or columns are divided too, the devices that have parts of the same matrices share them out,
-each whole, as in :mod:`gradtx.ownership.owners`. What a rule keeps for each matrix stays with the
-device that transforms the matrix, where a state has it in a stack that is laid out by
+each whole, as in :mod:`gradtx.ownership.owners`. The slots of a matrix stay with the device that
+transforms it, where a state has them in a stack that is laid out by
 :class:`gradtx.ownership.owned_slots.OwnBatches`.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -58,7 +58,7 @@ def on_own_batches(
     how: Matrices,
     sharding: NamedSharding,
 ) -> tuple[Array, NamedStacks]:
-    """What ``function(batch, {name: slot})`` returns; each device computes it for its own matrices.
+    """The results of ``function(batch, {name: slot})``, each device computing its own matrices.
 
     Args:
         function: of a batch ``(n, rows, columns)`` and its slots, each entry of which depends on
@@ -74,52 +74,70 @@ def on_own_batches(
         Directions and slots in the forms of the arguments.
     """
     mesh: Any = sharding.mesh
-    batch, rows, columns = how.axes
-    lies = own_batches(sharding, how, len(x))
-    assert lies is not None
-    along, sharers = lies.dims, lies.sharers
-    whole = PartitionSpec(None, *(names or None for names in along))
-    by_batch = PartitionSpec(None, *(along[axis] or None for axis in batch))
-    # Each divided axis of the matrices, and the axes of the mesh over which it is divided.
-    across = [(axis, along[axis]) for axis in sorted((*rows, *columns)) if along[axis]]
-    over = tuple(name for _, names in across for name in names)
+    batch, *_ = how.axes
+    division = own_batches(sharding, how, len(x))
+    assert division is not None
+    on_device = _OnDevice(function, how, sharding, division)
+    # Factors with the batch axes of leaves, which are divided, in place of one for all matrices.
     sizes = [how.shape[axis] for axis in batch]
+    by_batch = {n: v.reshape(len(v), *sizes, *v.shape[2:]) for n, v in factors.items()}
+    dims = division.dims
+    leaf_spec = PartitionSpec(None, *(names or None for names in dims))
+    batch_spec = PartitionSpec(None, *(dims[axis] or None for axis in batch))
+    specs = {**dict.fromkeys(slots, leaf_spec), **dict.fromkeys(factors, batch_spec)}
+    specs |= dict.fromkeys(staying, PartitionSpec(axes_of_stack(division, how)))
+    # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
+    is_set = any(kind == AxisType.Explicit for kind in mesh.axis_types)
+    u, new = jax.shard_map(
+        on_device.run,
+        mesh=None if is_set else mesh,
+        in_specs=(leaf_spec, *({n: specs[n] for n in some} for some in (slots, by_batch, staying))),
+        out_specs=(leaf_spec, specs),
+        check_vma=False,
+    )(x, dict(slots), by_batch, dict(staying))
+    return u, {n: v.reshape(factors[n].shape) if n in factors else v for n, v in new.items()}
 
-    def own(
-        x: Array, slots: NamedStacks, factors: NamedStacks, staying: NamedStacks
+
+class _OnDevice(NamedTuple):
+    """The function of :func:`on_own_batches` on the shards of one device."""
+
+    function: Callable[[Array, NamedStacks], tuple[Array, NamedStacks]]
+    how: Matrices
+    sharding: NamedSharding
+    division: OwnBatches
+
+    @property
+    def across(self) -> list[tuple[int, tuple[str, ...]]]:
+        """Each divided axis of the matrices, and the axes of the mesh over which it is divided."""
+        _, rows, columns = self.how.axes
+        dims = self.division.dims
+        return [(axis, dims[axis]) for axis in sorted((*rows, *columns)) if dims[axis]]
+
+    def run(
+        self, x: Array, slots: NamedStacks, factors: NamedStacks, staying: NamedStacks
     ) -> tuple[Array, NamedStacks]:
-        stack = _Local(x.shape, how, across, sharers)
+        stack = _Local(x.shape, self.how, self.across, self.division.sharers)
         slots_of_matrices = {n: stack.matrices(slot) for n, slot in slots.items()}
         slots_of_matrices |= {n: stack.factors(slot) for n, slot in factors.items()} | staying
-        if across:
-            shape = stack.count, how.rows, how.columns
-            like: Any = {
-                n: _like(v, (stack.count, *v.shape[1:])) for n, v in slots_of_matrices.items()
-            }
-            kept, by = [*factors, *staying], (over, sharers)
-            note(Divided(function, _like(x, shape), like, sharding, by, how.axes, kept, None))
-        u, new = function(stack.matrices(x), slots_of_matrices)
+        if self.across:
+            self._note(x, stack.count, slots_of_matrices, [*factors, *staying])
+        u, new = self.function(stack.matrices(x), slots_of_matrices)
 
-        def returned(n: str, v: Array) -> Array:
+        def in_form(n: str, v: Array) -> Array:
             if n in staying:
                 return v
             return stack.factors_back(v, factors[n]) if n in factors else stack.back(v)
 
-        return stack.back(u), {n: returned(n, v) for n, v in new.items()}
+        return stack.back(u), {n: in_form(n, v) for n, v in new.items()}
 
-    apart = {n: v.reshape(len(v), *sizes, *v.shape[2:]) for n, v in factors.items()}
-    lie = {**dict.fromkeys(slots, whole), **dict.fromkeys(factors, by_batch)}
-    lie |= dict.fromkeys(staying, PartitionSpec(axes_of_stack(lies, how)))
-    # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
-    is_set = any(kind == AxisType.Explicit for kind in mesh.axis_types)
-    u, new = jax.shard_map(
-        own,
-        mesh=None if is_set else mesh,
-        in_specs=(whole, *({n: lie[n] for n in some} for some in (slots, apart, staying))),
-        out_specs=(whole, lie),
-        check_vma=False,
-    )(x, dict(slots), apart, dict(staying))
-    return u, {n: v.reshape(factors[n].shape) if n in factors else v for n, v in new.items()}
+    def _note(self, x: Array, count: int, slots: NamedStacks, staying: list[str]) -> None:
+        """Add the stack to the list of stacks that a trace divides."""
+        shape = count, self.how.rows, self.how.columns
+        like: Any = {n: _like(v, (count, *v.shape[1:])) for n, v in slots.items()}
+        over = tuple(name for _, names in self.across for name in names)
+        by = over, self.division.sharers
+        axes = self.how.axes
+        note(Divided(self.function, _like(x, shape), like, self.sharding, by, axes, staying, None))
 
 
 def _like(x: Array, shape: tuple[int, ...]) -> Any:
@@ -153,11 +171,11 @@ class _Local:
         self.count = math.prod(self.local[: self.leading])
         place = {axis: 1 + i for i, axis in enumerate(others)}
         self.across = [(place[axis], names) for axis, names in across]
-        mine = -(-self.count // sharers), *(how.shape[axis] for axis in others)
+        share = -(-self.count // sharers), *(how.shape[axis] for axis in others)
         to_rows, to_columns = (tuple(place[axis] for axis in axes) for axes in (rows, columns))
         order, layout = (0, *to_rows, *to_columns), ((0,), to_rows, to_columns)
-        sizes = mine[0], how.rows, how.columns
-        self.matrix = Matrices(order, sizes, mine, mine, layout)
+        sizes = share[0], how.rows, how.columns
+        self.matrix = Matrices(order, sizes, share, share, layout)
 
     def matrices(self, x: Array) -> Array:
         """The device's share of the matrices, each whole."""

@@ -51,7 +51,7 @@ class Stack:
             padding then transform nothing. Otherwise None, and the first device has it.
         arrays: how many arrays are brought to their owners, and brought back.
         bytes: of those arrays, on one device.
-        program: what a device computes.
+        program: that of a device.
         in_one_message: whether these are brought to their owners together with those of other
             stacks, and back, without padding.
     """
@@ -89,7 +89,7 @@ _stacks: ContextVar[list[Stack] | None] = ContextVar("stacks", default=None)
 
 @contextlib.contextmanager
 def stacks() -> Iterator[list[Stack]]:
-    """The stacks that are divided by what is traced within."""
+    """The stacks that are divided in a trace within the context."""
     divided: list[Stack] = []
     token = _stacks.set(divided)
     try:
@@ -111,7 +111,7 @@ def divided_sharding(path: str, axes: Axes) -> NamedSharding | None:
 
 
 def owners(
-    sharding: NamedSharding, axes: Axes, kept: tuple[str, ...] | None = None
+    sharding: NamedSharding, axes: Axes, stack_axes: tuple[str, ...] | None = None
 ) -> tuple[tuple[str, ...], int]:
     """The axes of the mesh over which a stack of matrices is divided, and how many devices.
 
@@ -122,11 +122,11 @@ def owners(
     Args:
         sharding: of the leaves.
         axes: which axes of a leaf are batch, rows and columns.
-        kept: the axes of the mesh over which slots of these matrices are a stack in the state.
+        stack_axes: those over which slots of these matrices are a stack in the state.
     """
     mesh: Any = sharding.mesh
-    if kept is not None:
-        over = set(kept)
+    if stack_axes is not None:
+        over = set(stack_axes)
     elif is_open(sharding):
         over = set(mesh.axis_names)
     else:
@@ -204,84 +204,113 @@ class Divided(NamedTuple):
 
 
 def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
-    """What ``function(batch, slots)`` returns for each stack, each device computing its shard.
+    """The results of ``function(batch, slots)`` for each stack, each device computing its shard.
 
     Args:
         stacks: one, or all that are balanced over the same axes.
 
     Returns:
-        Directions and slots. What does not stay is sharded as it was given, as far as that can be
-        said of stacked matrices.
+        Directions and slots. Those that do not stay are sharded like the arguments, as far as that
+        can be said of stacked matrices.
     """
-    mesh: Any = stacks[0].sharding.mesh
-    names, devices = stacks[0].over
-    divided, is_left_open = PartitionSpec(names), is_open(stacks[0].sharding)
+    sharding = stacks[0].sharding
     blocks = [block for stack in stacks if (block := _blocks(stack)) is not None]
     in_one = len(blocks) == len(stacks)
     for stack in stacks:
         note(stack, in_one_message=in_one)
-
     # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
-    is_set = is_left_open or any(kind == AxisType.Explicit for kind in mesh.axis_types)
-    if in_one:
-        return _in_one_message(stacks, blocks, None if is_set else mesh)
+    axis_types: Any = sharding.mesh.axis_types
+    is_set = is_open(sharding) or any(kind == AxisType.Explicit for kind in axis_types)
+    mesh = None if is_set else sharding.mesh
+    return _in_one_message(stacks, blocks, mesh) if in_one else _ByStack(stacks, mesh).results()
 
-    def placed(x: Array, spec: PartitionSpec) -> Array:
-        return jax.lax.with_sharding_constraint(x, spec if is_set else NamedSharding(mesh, spec))
 
-    def one_stack(x: Array) -> Array:
-        # It is whole along its first dimension: otherwise the compiler moves leaves one by one.
-        return placed(x, PartitionSpec(None, *open_spec(x.ndim - 1)))
+class _ByStack(NamedTuple):
+    """Stacks that are brought to the owners of their matrices, and back, each by itself.
 
-    def is_known(stack: Divided, x: Array) -> bool:
-        return not is_left_open and x.shape[1:] == stack.batch.shape[1:]
+    mesh: None if it is set in the context.
+    """
 
-    def given(stack: Divided, n: str | None, x: Array) -> Array:
-        if n in stack.staying:
-            return placed(x, divided)
-        x = x if is_known(stack, x) else one_stack(x)
-        return placed(padded(x, devices, stack.begin), divided)
+    stacks: Sequence[Divided]
+    mesh: Any
 
-    def own(shards: list[tuple[Array, NamedSlots]]) -> list[tuple[Array, NamedSlots]]:
+    def results(self) -> list[tuple[Array, NamedSlots]]:
+        """Directions and slots of each stack."""
+        names, _ = self.stacks[0].over
+        divided = PartitionSpec(names)
+        # Loops inside start from constants, alike everywhere: there is nothing to check.
+        by_owners = jax.shard_map(
+            self.on_device,
+            mesh=self.mesh,
+            in_specs=divided,
+            out_specs=divided,
+            check_vma=False,
+        )
+        arrays = [
+            (
+                self.to_owners(stack, None, stack.batch),
+                {n: self.to_owners(stack, n, x) for n, x in stack.slots.items()},
+            )
+            for stack in self.stacks
+        ]
+        return [
+            (
+                self.from_owners(stack, u, stack.batch),
+                {
+                    n: x if n in stack.staying else self.from_owners(stack, x, stack.slots[n])
+                    for n, x in new.items()
+                },
+            )
+            for stack, (u, new) in zip(self.stacks, by_owners(arrays), strict=True)
+        ]
+
+    def to_owners(self, stack: Divided, name: str | None, x: Array) -> Array:
+        """Matrices, or a slot of this name, padded and divided over the owners."""
+        names, devices = stack.over
+        if name not in stack.staying:
+            x = x if _has_form_of_batch(stack, x) else self.as_stack(x)
+            x = padded(x, devices, stack.begin)
+        return self.placed(x, PartitionSpec(names))
+
+    def on_device(self, shards: list[tuple[Array, NamedSlots]]) -> list[tuple[Array, NamedSlots]]:
+        """A device's shards of all stacks, transformed."""
+        stacks, (names, devices) = self.stacks, self.stacks[0].over
         if stacks[0].begin is None:
             return [stack.function(*shard) for stack, shard in zip(stacks, shards, strict=True)]
         device = jax.lax.axis_index(names)
-        there = _all_at_once(stacks, shards)
-        done = [_unless_padding(*pair, device, devices) for pair in zip(stacks, there, strict=True)]
+        pairs = zip(stacks, _all_at_once(stacks, shards), strict=True)
+        done = [_unless_padding(*pair, device, devices) for pair in pairs]
         return _all_at_once(stacks, done)
 
-    # Loops inside start from constants, alike everywhere: there is nothing to check.
-    by_owners = jax.shard_map(
-        own, mesh=None if is_set else mesh, in_specs=divided, out_specs=divided, check_vma=False
-    )
-    arrays = [
-        (given(stack, None, stack.batch), {n: given(stack, n, x) for n, x in stack.slots.items()})
-        for stack in stacks
-    ]
-
-    def returned(stack: Divided, x: Array, before: Array) -> Array:
+    def from_owners(self, stack: Divided, x: Array, like: Array) -> Array:
+        """Matrices, or a slot, sharded like an array of the arguments."""
         count = stack.batch.shape[0]
-        if not is_known(stack, x):
-            return shard_alike(in_order(one_stack(x), stack.begin)[:count], before)
+        if not _has_form_of_batch(stack, x):
+            return shard_alike(in_order(self.as_stack(x), stack.begin)[:count], like)
         along_batch, rows, columns = (
             tuple(name for axis in these for name in axes_along(stack.sharding, axis))
             for these in stack.axes
         )
         # Brought back while it is one stack: one message, not one for each leaf.
         if not along_batch:
-            x = placed(x, PartitionSpec(None, rows or None, columns or None))
+            x = self.placed(x, PartitionSpec(None, rows or None, columns or None))
         return in_order(x, stack.begin)[:count]
 
-    return [
-        (
-            returned(stack, u, stack.batch),
-            {
-                n: x if n in stack.staying else returned(stack, x, stack.slots[n])
-                for n, x in new.items()
-            },
-        )
-        for stack, (u, new) in zip(stacks, by_owners(arrays), strict=True)
-    ]
+    def as_stack(self, x: Array) -> Array:
+        """An array that each device has whole along its first dimension.
+
+        Otherwise the compiler moves leaves one by one.
+        """
+        return self.placed(x, PartitionSpec(None, *open_spec(x.ndim - 1)))
+
+    def placed(self, x: Array, spec: PartitionSpec) -> Array:
+        sharding = spec if self.mesh is None else NamedSharding(self.mesh, spec)
+        return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def _has_form_of_batch(stack: Divided, x: Array) -> bool:
+    """Whether an array has the shape of the matrices, and it is known how these are divided."""
+    return not is_open(stack.sharding) and x.shape[1:] == stack.batch.shape[1:]
 
 
 def _blocks(stack: Divided) -> MatrixBlocks | None:
@@ -312,33 +341,34 @@ def _in_one_message(
     message = OneMessage(blocks, names, stacks[0].sharding.mesh.shape)
     moving = [[n for n in stack.slots if n not in stack.staying] for stack in stacks]
 
-    def own(
+    def on_device(
         moving_arrays: list[list[Array]], staying: list[NamedSlots]
     ) -> tuple[list[list[Array]], list[NamedSlots]]:
         device = jax.lax.axis_index(names)
         arrived = iter(message.there([(k, x) for k, xs in enumerate(moving_arrays) for x in xs]))
-        out, kept = [], []
+        new_arrays, new_staying = [], []
         for stack, sent, staying_slots in zip(stacks, moving, staying, strict=True):
             shard = next(arrived), {**staying_slots, **{n: next(arrived) for n in sent}}
             u, new = _unless_padding(stack, shard, device, devices)
-            out.append([u, *(new[n] for n in sent)])
-            kept.append({n: new[n] for n in staying_slots})
-        returned = iter(message.back([(k, x) for k, xs in enumerate(out) for x in xs]))
-        return [[next(returned) for _ in xs] for xs in out], kept
+            new_arrays.append([u, *(new[n] for n in sent)])
+            new_staying.append({n: new[n] for n in staying_slots})
+        returned = iter(message.back([(k, x) for k, xs in enumerate(new_arrays) for x in xs]))
+        return [[next(returned) for _ in xs] for xs in new_arrays], new_staying
 
     arrays = [
         [stack.batch, *(stack.slots[n] for n in sent)]
         for stack, sent in zip(stacks, moving, strict=True)
     ]
-    kept = [{n: stack.slots[n] for n in stack.slots if n in stack.staying} for stack in stacks]
-    lie = [PartitionSpec(None, of.rows or None, of.columns or None) for of in blocks]
+    staying = [{n: stack.slots[n] for n in stack.slots if n in stack.staying} for stack in stacks]
+    block_specs = [PartitionSpec(None, b.rows or None, b.columns or None) for b in blocks]
     specs = (
-        [[spec] * len(xs) for spec, xs in zip(lie, arrays, strict=True)],
-        [dict.fromkeys(staying_slots, PartitionSpec(names)) for staying_slots in kept],
+        [[spec] * len(xs) for spec, xs in zip(block_specs, arrays, strict=True)],
+        [dict.fromkeys(staying_slots, PartitionSpec(names)) for staying_slots in staying],
     )
-    out, new = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)(
-        arrays, kept
+    by_owners = jax.shard_map(
+        on_device, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False
     )
+    out, new = by_owners(arrays, staying)
     return [
         (u, {**staying_slots, **dict(zip(sent, xs, strict=True))})
         for (u, *xs), staying_slots, sent in zip(out, new, moving, strict=True)
@@ -359,8 +389,8 @@ def _all_at_once(
         (x, {n: slot for n, slot in slots.items() if n not in stack.staying})
         for stack, (x, slots) in zip(stacks, shards, strict=True)
     ]
-    known = jax.lax.optimization_barrier(moved)
-    return [(x, slots | there) for (_, slots), (x, there) in zip(shards, known, strict=True)]
+    arrived = jax.lax.optimization_barrier(moved)
+    return [(x, slots | new) for (_, slots), (x, new) in zip(shards, arrived, strict=True)]
 
 
 def _unless_padding(
@@ -383,7 +413,7 @@ def _stack(stack: Divided, in_one_message: bool) -> Stack:
     )
     program: Any
     program, out = jax.make_jaxpr(stack.function, return_shape=True)(*shard)
-    there, back = (
+    sent, returned = (
         [x, *(slot for n, slot in slots.items() if n not in stack.staying)]
         for x, slots in (shard, out)
     )
@@ -393,8 +423,8 @@ def _stack(stack: Divided, in_one_message: bool) -> Stack:
         devices,
         names,
         None if stack.begin is None else stack.begin // each,
-        (len(there), len(back)),
-        (_bytes(there), _bytes(back)),
+        (len(sent), len(returned)),
+        (_bytes(sent), _bytes(returned)),
         program,
         in_one_message,
     )

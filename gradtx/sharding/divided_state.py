@@ -68,12 +68,52 @@ def _probe(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class ShardedState:
-    """The state with a sharding on every leaf, a report, and the slots that were padded."""
+    """The state with a sharding on every leaf, a report, and the slots that were padded.
 
-    def __init__(self) -> None:
+    Args:
+        mesh: the devices.
+        pads: the paths of the slots that are padded if no dimension can be divided; None for all.
+    """
+
+    def __init__(self, mesh: Mesh, pads: frozenset[str] | None) -> None:
+        self.mesh, self.pads = mesh, pads
         self.state: PyTree = None
         self.leaves: list[LeafSharding] = []
         self.padded: set[str] = set()
+
+    def leaf(self, path: str, x: Any, where: Placement) -> Any:
+        """A leaf with its sharding, which is added to the report."""
+        sharding = sharding_of(self.mesh, where.dims)
+        array = jax.ShapeDtypeStruct(where.shape, x.dtype, sharding=sharding)
+        shard: Any = array.sharding
+        n = math.prod(shard.shard_shape(where.shape)) * x.dtype.itemsize
+        self.leaves.append(LeafSharding(path, tuple(x.shape), shard.spec, where.note, n))
+        return array if where.shape == tuple(x.shape) else Padded(array, x.shape)
+
+    def in_codec(self, path: str, slot: Any, where: Placement) -> Any:
+        """A slot in a codec, its arrays sharded like the slot, and its random key replicated."""
+
+        def leaf(p: Any, x: Any) -> Any:
+            is_divided = x is not slot.key
+            dims = where.dims if is_divided else ()
+            note = where.note if is_divided else "replicated"
+            return self.leaf(_join(path, p), x, Placement(dims, tuple(x.shape), note))
+
+        return map_with_paths(leaf, slot)
+
+    def with_owners(self, path: str, slot: Owned) -> Owned:
+        """A slot in a stack, which is sharded over the devices that own its matrices."""
+        if (x := slot.value) is None:
+            return slot
+        note = f"stack of {slot.share.of}, with the owners of the matrices"
+        where = Placement((slot.share.axes,), tuple(x.shape), note)
+        stack = self.in_codec(path, x, where) if is_encoded(x) else self.leaf(path, x, where)
+        return Owned(stack, slot.share)
+
+
+def _join(path: str, keys: Any) -> str:
+    """A path continued by the keys of a node below it."""
+    return "/".join(filter(None, (path, path_string(keys))))
 
 
 def next_state(tx: GradientTransformation, g: PyTree, state: State, p: Params) -> State:
@@ -82,30 +122,8 @@ def next_state(tx: GradientTransformation, g: PyTree, state: State, p: Params) -
     return tx.update(g, state, p, value=jnp.zeros([]), grad=g, value_fn=value)[1]
 
 
-def _in_codec(put: Callable[..., Any], path: str, slot: Any, where: Placement) -> Any:
-    """A slot in a codec, with its arrays sharded like the slot, and its random key replicated."""
-
-    def one(p: Any, x: Any) -> Any:
-        lies = x is not slot.key
-        dims = where.dims if lies else ()
-        note = where.note if lies else "replicated"
-        return put(f"{path}/{path_string(p)}", x, Placement(dims, tuple(x.shape), note))
-
-    return map_with_paths(one, slot)
-
-
-def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
-    """A slot in a stack, which is sharded over the devices that own its matrices."""
-    if (x := slot.value) is None:
-        return slot
-    note = f"stack of {slot.share.of}, with the owners of the matrices"
-    where = Placement((slot.share.axes,), tuple(x.shape), note)
-    kept = _in_codec(put, path, x, where) if is_encoded(x) else put(path, x, where)
-    return Owned(kept, slot.share)
-
-
 def _up_to(treedef: Any, tree: PyTree) -> list[Any]:
-    """What a tree has for each leaf of `treedef`; one None may stand for all leaves below it.
+    """The subtrees of a tree at the leaves of `treedef`; one None may stand for all below it.
 
     Raises:
         ValueError: it is another tree.
@@ -137,16 +155,16 @@ def _part(shape: tuple[int, ...], of: tuple[int, ...], dims: Dims, mesh: Mesh) -
     if len(shape) != len(of) or len(shorter) != 1 or not 1 < shape[shorter[0]] < of[shorter[0]]:
         return None
     (axis,) = shorter
-    divided = divides(mesh, shape, dims)
-    kept = dims if divided else (*dims[:axis], (), *dims[axis + 1 :])
-    return Placement(kept, shape, "as the parameter of which it is a part")
+    if not divides(mesh, shape, dims):
+        dims = (*dims[:axis], (), *dims[axis + 1 :])
+    return Placement(dims, shape, "as the parameter of which it is a part")
 
 
 class ChosenSlots:
     """The slots whose shardings a user gives, in place of those of :func:`state_sharding`.
 
     Args:
-        given: path patterns of slots, with a specification for each, or a function
+        slots: path patterns of slots, with a specification for each, or a function
             ``(path, slot) -> specification or None``.
     """
 
@@ -158,22 +176,22 @@ class ChosenSlots:
                     f"(path, slot) -> PartitionSpec or None, not {slots!r:.80}"
                 )
             check_patterns("state_sharding: slots", slots)
-        self.given: SlotPlaces = {} if slots is None else slots
+        self.places: SlotPlaces = {} if slots is None else slots
         self.seen: dict[str, str | None] = {}
 
     def of(self, path: str, x: Any, mesh: Mesh) -> Placement | None:
         """The sharding that is given for the slot at a path; None if there is none.
 
         Raises:
-            TypeError: what is said is no `PartitionSpec`.
+            TypeError: it is no `PartitionSpec`.
             ValueError: it does not divide the slot, or names an axis that the mesh does not have.
         """
-        if callable(self.given):
-            spec = self.given(path, jax.ShapeDtypeStruct(x.shape, x.dtype))
+        if callable(self.places):
+            spec = self.places(path, jax.ShapeDtypeStruct(x.shape, x.dtype))
         else:
-            pattern = next((p for p in self.given if matches(path, p)), None)
+            pattern = next((p for p in self.places if matches(path, p)), None)
             self.seen[path] = pattern
-            spec = None if pattern is None else self.given[pattern]
+            spec = None if pattern is None else self.places[pattern]
         if spec is None:
             return None
         if not isinstance(spec, PartitionSpec):
@@ -191,7 +209,7 @@ class ChosenSlots:
 
     def check(self) -> None:
         """Raise ValueError if a pattern chose no slot."""
-        unused = [] if callable(self.given) else set(self.given) - set(self.seen.values())
+        unused = [] if callable(self.places) else set(self.places) - set(self.seen.values())
         for pattern in sorted(unused):
             raise ValueError(
                 f"state_sharding: the pattern {pattern!r} of slots chooses none of the slots that "
@@ -229,10 +247,10 @@ class DividedState:
         self.dtypes = [None if p is None else p.dtype for _, p in leaves]
         self.params = self._abstract(self.shapes)
         init = resharded(self.tx, tuple(map(treedef.unflatten, self.reductions())), balance).init
-        made: Any = jax.make_jaxpr(init, return_shape=True)(self.params)
-        self.state = made[1]
+        program: Any
+        program, self.state = jax.make_jaxpr(init, return_shape=True)(self.params)
         self.on_host = [
-            getattr(x, "memory_space", None) == jax.memory.Space.Host for x in made[0].out_avals
+            getattr(x, "memory_space", None) == jax.memory.Space.Host for x in program.out_avals
         ]
         rules = self.tx.rules
         self.probe = None
@@ -270,84 +288,76 @@ class DividedState:
 
         Slots at the paths `pads` (None for all) are padded if no dimension can be divided.
         """
-        sharded = ShardedState()
-
-        def put(path: str, x: Any, where: Placement) -> Any:
-            kept = jax.ShapeDtypeStruct(
-                where.shape, x.dtype, sharding=sharding_of(self.mesh, where.dims)
-            )
-            shard: Any = kept.sharding
-            n = math.prod(shard.shard_shape(where.shape)) * x.dtype.itemsize
-            sharded.leaves.append(LeafSharding(path, tuple(x.shape), shard.spec, where.note, n))
-            return kept if where.shape == tuple(x.shape) else Padded(kept, x.shape)
-
-        def on_slot(path: str, tree: Any, probe: Any) -> Any:
-            try:
-                columns = _up_to(self.treedef, tree)
-                probes = _up_to(self.treedef, tree if probe is None else probe)
-            except ValueError:  # one flat vector, for example
-                return on_others(path, tree, spreading=True)
-            paths = [path_string(p) for p, _ in leaves_with_path(self.params)[0]]
-            new = []
-            for i, (column, like) in enumerate(zip(columns, probes, strict=True)):
-                structure: Any
-                below = "/".join(filter(None, (path, paths[i])))
-                leaves, structure = with_paths(column, is_leaf=_is_one)
-                likes, made = jax.tree.leaves(like, is_leaf=_is_one), []
-                for (p, x), y in zip(leaves, likes, strict=True):
-                    at = "/".join(filter(None, (below, path_string(p))))
-                    if is_owned(x):
-                        made.append(_with_owners(put, at, x))
-                        continue
-                    whole = structure == jax.tree.structure(0)
-                    where = self._inherited(i, x, y, whole)
-                    if is_encoded(x):
-                        made.append(_in_codec(put, at, x, self._by_blocks(x, where)))
-                        continue
-                    pad = whole and (pads is None or path in pads)
-                    where = self.chosen.of(at, x, self.mesh) or self._further(where, pad=pad)
-                    if where.shape != tuple(x.shape):
-                        sharded.padded.add(path)
-                    made.append(put(at, x, where))
-                new.append(structure.unflatten(made))
-            return jax.tree.map(
-                lambda x, made: None if x is None else made,
-                tree,
-                self.treedef.unflatten(new),
-                is_leaf=lambda x: x is None,
-            )
-
-        def on_others(path: str, tree: Any, spreading: bool = False) -> Any:
-            def one(p: Any, x: Any) -> Any:
-                where = Placement(((),) * len(x.shape), tuple(x.shape), "replicated")
-                if spreading:
-                    where = self._further(where)
-                return put("/".join(filter(None, (path, path_string(p)))), x, where)
-
-            return map_with_paths(one, tree)
-
-        def walk(path: str, node: Any, probe: Any) -> Any:
-            if self._mirrors(node):
-                return on_slot(path, node, probe)
-            children = children_of(node)
-            if not children:
-                return on_others(path, node)
-            others: Any = (
-                children_of(probe) if probe is not None else [(None, None)] * len(children)
-            )
-            cls: Any = type(node)
-            slots = slot_fields(cls) if hasattr(node, "_fields") else frozenset()
-            new = []
-            for (key, child), (_, other) in zip(children, others, strict=True):
-                name = getattr(key, "name", None) or path_string((key,))
-                below = "/".join(filter(None, (path, name)))
-                new.append((on_slot if name in slots else walk)(below, child, other))
-            return rebuilt(node, new)
-
-        sharded.state = self._where_made(walk("", self.state, self.probe))
+        sharded = ShardedState(self.mesh, pads)
+        sharded.state = self._in_memory(self._walk(sharded, "", self.state, self.probe))
         return sharded
 
-    def _where_made(self, state: PyTree) -> PyTree:
+    def _walk(self, sharded: ShardedState, path: str, node: Any, probe: Any) -> Any:
+        """A part of the state with shardings: slots, other arrays, or a node with children."""
+        if self._mirrors(node):
+            return self._slot(sharded, path, node, probe)
+        children = children_of(node)
+        if not children:
+            return self._others(sharded, path, node)
+        probes: Any = children_of(probe) if probe is not None else [(None, None)] * len(children)
+        cls: Any = type(node)
+        slots = slot_fields(cls) if hasattr(node, "_fields") else frozenset()
+        new = []
+        for (key, child), (_, child_probe) in zip(children, probes, strict=True):
+            name = getattr(key, "name", None) or path_string((key,))
+            below = "/".join(filter(None, (path, name)))
+            place = self._slot if name in slots else self._walk
+            new.append(place(sharded, below, child, child_probe))
+        return rebuilt(node, new)
+
+    def _slot(self, sharded: ShardedState, path: str, tree: Any, probe: Any) -> Any:
+        """A slot with shardings: a tree like the parameters, each with some arrays."""
+        try:
+            columns = _up_to(self.treedef, tree)
+            probes = _up_to(self.treedef, tree if probe is None else probe)
+        except ValueError:  # one flat vector, for example
+            return self._others(sharded, path, tree, spreading=True)
+        paths = [_join(path, p) for p, _ in leaves_with_path(self.params)[0]]
+        pads = sharded.pads is None or path in sharded.pads
+        new = []
+        for i, (column, like) in enumerate(zip(columns, probes, strict=True)):
+            structure: Any
+            leaves, structure = with_paths(column, is_leaf=_is_one)
+            likes = jax.tree.leaves(like, is_leaf=_is_one)
+            is_only = structure == jax.tree.structure(0)
+            arrays = []
+            for (p, x), y in zip(leaves, likes, strict=True):
+                at = _join(paths[i], p)
+                if is_owned(x):
+                    arrays.append(sharded.with_owners(at, x))
+                    continue
+                where = self._inherited(i, x, y, is_only)
+                if is_encoded(x):
+                    arrays.append(sharded.in_codec(at, x, self._by_blocks(x, where)))
+                    continue
+                pad = is_only and pads
+                where = self.chosen.of(at, x, self.mesh) or self._further(where, pad=pad)
+                if where.shape != tuple(x.shape):
+                    sharded.padded.add(path)
+                arrays.append(sharded.leaf(at, x, where))
+            new.append(structure.unflatten(arrays))
+        return jax.tree.map(
+            lambda x, placed: None if x is None else placed,
+            tree,
+            self.treedef.unflatten(new),
+            is_leaf=lambda x: x is None,
+        )
+
+    def _others(self, sharded: ShardedState, path: str, tree: Any, spreading: bool = False) -> Any:
+        """Arrays that are no slots of parameters, replicated, or spread over the axes of ZeRO."""
+
+        def leaf(p: Any, x: Any) -> Any:
+            where = Placement(((),) * len(x.shape), tuple(x.shape), "replicated")
+            return sharded.leaf(_join(path, p), x, self._further(where) if spreading else where)
+
+        return map_with_paths(leaf, tree)
+
+    def _in_memory(self, state: PyTree) -> PyTree:
         """The state with shardings in the host's memory for leaves that `init` puts there."""
         structure: Any
         leaves, structure = jax.tree.flatten(state)
@@ -365,13 +375,13 @@ class DividedState:
             return bool(one and node.shape == self.shapes[0] and node.shape)
         return bool(structure == self.treedef)
 
-    def _inherited(self, i: int, x: Any, probe: Any, whole: bool) -> Placement:
-        """The sharding of an array in the slot of parameter `i`; `whole` if it is the only one."""
+    def _inherited(self, i: int, x: Any, probe: Any, is_only: bool) -> Placement:
+        """The sharding of an array in the slot of parameter `i`, which may be the only one."""
         shape, dims = self.shapes[i], self.dims[i]
         everywhere = Placement(((),) * len(x.shape), tuple(x.shape), "replicated")
         if shape is None:
             return everywhere
-        part = None if whole else _part(tuple(x.shape), shape, dims, self.mesh)
+        part = None if is_only else _part(tuple(x.shape), shape, dims, self.mesh)
         if part is not None:
             return part
         known = self.probe is not None and len(probe.shape) == len(x.shape)
@@ -385,7 +395,7 @@ class DividedState:
         )
         axes = tuple(axis for dim in dims for axis in dim)
         blocks = (axes, *((),) * (len(x.shape) - 1))
-        if where is None and x.shape and not whole and divides(self.mesh, x.shape, blocks):
+        if where is None and x.shape and not is_only and divides(self.mesh, x.shape, blocks):
             # Blocks of numbers: consecutive ones together.
             return Placement(blocks, tuple(x.shape), "blocks, over the parameter's axes")
         return where or everywhere

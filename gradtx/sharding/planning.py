@@ -1,4 +1,4 @@
-"""Planning: what an optimizer holds and sends on a mesh, from shapes alone."""
+"""Planning: the memory and messages of an optimizer on a mesh, from shapes alone."""
 
 import math
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Message:
 
     Attributes:
         what: gradients, parameters, matrices, losses where gradients are estimated from them, or
-            what a link such as :func:`diloco` sends.
+            the message of a link such as :func:`diloco`.
         kind: the collective.
         axes: the axes of the mesh over which it goes.
         bytes: the size of the whole arrays that one device reduces, scatters or gathers; for an
@@ -72,7 +72,7 @@ class StepPlan:
         state_bytes: on one device.
         host_bytes: of these, those in the memory of the host (:func:`offload`); a step carries as
             many over the link to the host, each way.
-        messages: what is sent in a step, on average if not every step sends.
+        messages: those of a step, on average if not every step sends.
         update_seconds: the time to read and write parameters, gradients and state, and no more.
         owned: the stacks of matrices of which each device transforms some.
         sharding: the sharding of every leaf of the state.
@@ -152,7 +152,7 @@ def plan_step(
     min_size: int = MIN_SIZE,
     balance: bool = False,
 ) -> StepPlan:
-    """What a step of an optimizer holds and sends on a mesh; it needs no devices.
+    """The memory and messages of a step of an optimizer on a mesh; it needs no devices.
 
     Args:
         tx: any transformation.
@@ -189,64 +189,84 @@ def plan_step(
     50331652
     """
     sizes, over = dict(mesh), axes_of(batch) if batch else ()
-    links = {name: (links or {}).get(name, TPU_V5E) for name in sizes}
     if unknown := [axis for axis in over if axis not in sizes]:
         raise ValueError(
             f"plan_step: batch={unknown[0]!r} is not an axis of the mesh; its axes are "
             f"{', '.join(map(repr, sizes))}"
         )
-    abstract = AbstractMesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
-    )
-    specified: Any = jax.tree.map(
-        lambda spec: NamedSharding(abstract, spec),
-        PartitionSpec() if specs is None else specs,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+    specified = _abstract_shardings(sizes, PartitionSpec() if specs is None else specs)
     sharding = state_sharding(tx, params, specified, zero=zero, min_size=min_size, balance=balance)
-    traffic = _Traffic(sizes, links)
-    leaves, treedef = leaves_with_path(sharding.like)
-    stages = [treedef.flatten_up_to(tree) for tree in (sharding.params, *sharding.reductions)]
-    estimator = with_extra_args_support(tx).facet(Estimator)
-    parameter_bytes, worked_on = 0, 0
-    shards: list[Any] = [None] * len(leaves)
-    for i, (_, p) in enumerate(leaves):
-        if p is None:
-            continue
-        placed = [dims_of(stage[i].spec, len(p.shape)) for stage in stages]
-        shard = stages[0][i].shard_shape(p.shape)
-        shards[i] = jax.ShapeDtypeStruct(shard, p.dtype)
-        size = math.prod(shard) * p.dtype.itemsize
-        parameter_bytes += size
-        worked_on += traffic.of_leaf(size, placed, over, estimator)
-    if estimator is not None:
-        values = _LOSS_BYTES * estimator.number_count
-        traffic.send("losses", "all-reduce", over, values, estimator.evaluation_count)
-    state = sharding.bytes_per_device
-    # What sends nothing is not asked: its `init` may refuse a device's part of a leaf.
-    told = sent(tx, treedef.unflatten(shards)) if communications(tx) else []
-    for how, size, _ in told:
+    traffic = _Traffic(sizes, {name: (links or {}).get(name, TPU_V5E) for name in sizes})
+    leaves, _ = leaves_with_path(sharding.like)
+    parameter_bytes, updated_bytes, shards = _parameters(tx, sharding, over, traffic)
+    # A link that sends nothing is not asked: its `init` may refuse a device's part of a leaf.
+    for how, size, _ in sent(tx, shards) if communications(tx) else []:
         kind = "all-gather" if how.gathers else "all-reduce"
-        whole = size * traffic.devices(how.over) if how.gathers else size
-        traffic.send("parameters of the devices", kind, how.over, whole)
+        total = size * traffic.devices(how.over) if how.gathers else size
+        traffic.send("parameters of the devices", kind, how.over, total)
     for axes, there, back in messages(sharding.owned):
         traffic.send("matrices", "all-to-all", axes, there + back)
-    # Of what a device works on it reads gradient, parameter and slots, and writes the last two.
-    moved = 3 * worked_on + 2 * state + (parameter_bytes if worked_on < parameter_bytes else 0)
+    state_bytes = sharding.bytes_per_device
+    # A device reads gradients, parameters and slots of its part, and writes the last two.
+    moved = 3 * updated_bytes + 2 * state_bytes
+    moved += parameter_bytes if updated_bytes < parameter_bytes else 0
     return StepPlan(
         mesh=sizes,
         parameters=sum(math.prod(p.shape) for _, p in leaves if p is not None),
         parameter_bytes=parameter_bytes,
-        state_bytes=state,
-        host_bytes=sum(
-            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-            for x in jax.tree.leaves(sharding.abstract)
-            if x.sharding.memory_kind == "pinned_host"
-        ),
+        state_bytes=state_bytes,
+        host_bytes=_host_bytes(sharding),
         messages=traffic.messages(),
         update_seconds=moved / memory,
         owned=sharding.owned,
         sharding=sharding,
+    )
+
+
+def _abstract_shardings(sizes: dict[str, int], specs: PyTree) -> PyTree:
+    """Shardings on a mesh without devices."""
+    types = (AxisType.Auto,) * len(sizes)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def _parameters(
+    tx: GradientTransformation, sharding: StateSharding, batch: tuple[str, ...], traffic: "_Traffic"
+) -> tuple[int, int, PyTree]:
+    """The bytes of parameters on a device, those that it updates, and its shards of the leaves.
+
+    The messages of gradients, parameters and losses are added to `traffic`.
+    """
+    leaves, treedef = leaves_with_path(sharding.like)
+    stages = [treedef.flatten_up_to(tree) for tree in (sharding.params, *sharding.reductions)]
+    estimator = with_extra_args_support(tx).facet(Estimator)
+    parameter_bytes = updated_bytes = 0
+    shards: list[Any] = [None] * len(leaves)
+    for i, (_, p) in enumerate(leaves):
+        if p is None:
+            continue
+        dims = [dims_of(stage[i].spec, len(p.shape)) for stage in stages]
+        shape = stages[0][i].shard_shape(p.shape)
+        shards[i] = jax.ShapeDtypeStruct(shape, p.dtype)
+        size = math.prod(shape) * p.dtype.itemsize
+        parameter_bytes += size
+        updated_bytes += traffic.of_leaf(size, dims, batch, estimator)
+    if estimator is not None:
+        values = _LOSS_BYTES * estimator.number_count
+        traffic.send("losses", "all-reduce", batch, values, estimator.evaluation_count)
+    return parameter_bytes, updated_bytes, treedef.unflatten(shards)
+
+
+def _host_bytes(sharding: StateSharding) -> int:
+    """The bytes of a device's slots in the memory of the host."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(sharding.abstract)
+        if x.sharding.memory_kind == "pinned_host"
     )
 
 
@@ -276,7 +296,7 @@ class _Traffic:
     def of_leaf(
         self,
         size: int,
-        placed: list[Any],
+        dims: list[Any],
         batch: tuple[str, ...],
         estimator: Estimator | None = None,
     ) -> int:
@@ -284,31 +304,31 @@ class _Traffic:
 
         Args:
             size: the bytes of the parameter on a device.
-            placed: the axes of each dimension of the parameter, then of each stage at which the
+            dims: the axes of each dimension of the parameter, then of each stage at which the
                 gradient is divided further.
             batch: the axes over which gradients are reduced.
             estimator: how gradients are estimated. Each device draws its part of them.
         """
-        first = {axis for dim in placed[0] for axis in dim}
+        first = {axis for dim in dims[0] for axis in dim}
         within = tuple(axis for axis in batch if axis in first)
-        whole = size * self.devices(within)
+        gathered = size * self.devices(within)
         if estimator is None:
-            self.send("gradients", "reduce-scatter", within, whole)
+            self.send("gradients", "reduce-scatter", within, gathered)
         # For both passes, or for each loss; for a derivative the direction is gathered, too.
         gathers = 2 if estimator is None else estimator.number_count
-        self.send("parameters", "all-gather", within, gathers * whole)
+        self.send("parameters", "all-gather", within, gathers * gathered)
         reduced = batch if estimator is None else ()
-        left, seen = [axis for axis in reduced if axis not in first], first
-        for stage in placed[1:]:
-            now = {axis for dim in stage for axis in dim}
-            for axis in sorted(now - seen):
-                if axis in left:
+        unreduced, divided = [axis for axis in reduced if axis not in first], first
+        for stage in dims[1:]:
+            axes = {axis for dim in stage for axis in dim}
+            for axis in sorted(axes - divided):
+                if axis in unreduced:
                     self.send("gradients", "reduce-scatter", (axis,), size)
-                    left.remove(axis)
+                    unreduced.remove(axis)
                 self.send("parameters", "all-gather", (axis,), size)
                 size //= self._sizes[axis]
-            seen |= now
-        self.send("gradients", "all-reduce", tuple(left), size)
+            divided |= axes
+        self.send("gradients", "all-reduce", tuple(unreduced), size)
         return size
 
     def messages(self) -> tuple[Message, ...]:

@@ -42,7 +42,7 @@ from gradtx.types.keys import is_key
 
 
 def treats_rows_alone(tx: GradientTransformation) -> bool:
-    """Whether all rules of `tx` declare that they treat rows independently, and keep no more."""
+    """Whether all rules of `tx` declare that rows are independent, and keep no other state."""
     return tx.rules is not None and all(
         rule.scope in (Scope.ENTRY, Scope.ROW)
         and set(state_fields(rule.state).values()) <= {SLOT, COUNTER}
@@ -124,7 +124,7 @@ def _on_slots(
 
 def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None:
     """Raise unless `tx` runs on rows, and a step needs no state but slots and the step number."""
-    clocks = {"count", *_counters(state)}
+    counters = {"count", *_counters(state)}
     marked = _on_slots(tx, lambda _: None, state, others=_Other)
     others, _ = with_paths(marked, is_leaf=lambda x: isinstance(x, _Other))
     slots: list[Any] = []
@@ -132,11 +132,11 @@ def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None
 
     def update(values: list[Any], slots: list[Any], params: Params) -> Any:
         numbers, arrays = iter(values), iter(slots)
-        whole = _on_slots(tx, lambda _: next(arrays), state, others=lambda _: next(numbers))
-        updates, new = tx.update(jax.tree.map(_two_rows, params), whole, params)
-        after: list[Any] = []
-        _on_slots(tx, lambda _: None, new, others=after.append)
-        return after, _still_rows(params, updates)
+        old = _on_slots(tx, lambda _: next(arrays), state, others=lambda _: next(numbers))
+        updates, new = tx.update(jax.tree.map(_two_rows, params), old, params)
+        new_values: list[Any] = []
+        _on_slots(tx, lambda _: None, new, others=new_values.append)
+        return new_values, _still_rows(params, updates)
 
     try:
         jaxpr = jax.make_jaxpr(update)([other.value for _, other in others], slots, rows).jaxpr
@@ -152,7 +152,7 @@ def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None
     computed, read = uses(jaxpr.eqns)
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
         name = path_string(path)
-        if is_in(new, computed) and old in read and name.split("/")[-1] not in clocks:
+        if is_in(new, computed) and old in read and name.split("/")[-1] not in counters:
             raise ValueError(
                 f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
                 f"the steps that a row missed is not kept; {_ADVICE}"
@@ -177,8 +177,8 @@ def _still_rows(params: Params, updates: Updates) -> Updates:
     return updates
 
 
-class _Known(NamedTuple):
-    """What is known of an array in a step, for a row that gets no gradient in it.
+class _Facts(NamedTuple):
+    """The facts of an array, in a step in which a row gets no gradient.
 
     Attributes:
         kind: which row each entry belongs to.
@@ -191,8 +191,8 @@ class _Known(NamedTuple):
     zero: bool
 
 
-class _RowsAlone(Lattice[_Known]):
-    """What is known of arrays in a step on rows.
+class _RowsAlone(Lattice[_Facts]):
+    """The facts of arrays in a step on rows.
 
     A number of all rows may be computed from gradients alone, and may differ at each step: where it
     multiplies a row without a gradient, the result is zero all the same.
@@ -203,45 +203,45 @@ class _RowsAlone(Lattice[_Known]):
     def enters(self, eqn: Any) -> bool:
         return self.owners.enters(eqn)
 
-    def number(self, x: Any) -> _Known:
-        return _Known(self.owners.number(x), True, False)
+    def number(self, x: Any) -> _Facts:
+        return _Facts(self.owners.number(x), True, False)
 
-    def join(self, a: _Known, b: _Known, shape: Sequence[int]) -> _Known:
+    def join(self, a: _Facts, b: _Facts, shape: Sequence[int]) -> _Facts:
         of_gradients = a.of_gradients and b.of_gradients
         kind = _or_random(lambda: self.owners.join(a.kind, b.kind, shape), of_gradients, shape)
         zero = a.zero and b.zero and a.kind == b.kind
-        return _Known(kind, of_gradients, zero)
+        return _Facts(kind, of_gradients, zero)
 
-    def taken(self, known: _Known) -> _Known:
-        kind, of_gradients, zero = known
-        taken = _or_random(lambda: self.owners.taken(kind), of_gradients)
-        return _Known(taken, of_gradients, zero and isinstance(taken, Layered))
+    def taken(self, facts: _Facts) -> _Facts:
+        kind, of_gradients, zero = facts
+        of_part = _or_random(lambda: self.owners.taken(kind), of_gradients)
+        return _Facts(of_part, of_gradients, zero and isinstance(of_part, Layered))
 
-    def stacked(self, known: _Known) -> _Known:
-        return known._replace(kind=self.owners.stacked(known.kind))
+    def stacked(self, facts: _Facts) -> _Facts:
+        return facts._replace(kind=self.owners.stacked(facts.kind))
 
-    def chosen(self, by: _Known, known: list[_Known], name: str) -> list[_Known]:
-        def one(x: _Known) -> _Known:
+    def chosen(self, by: _Facts, facts: list[_Facts], name: str) -> list[_Facts]:
+        def one(x: _Facts) -> _Facts:
             of_gradients = by.of_gradients and x.of_gradients
             if x.zero:
                 return x._replace(of_gradients=of_gradients)
             kind = _or_random(lambda: self.owners.chosen(by.kind, [x.kind], name)[0], of_gradients)
-            return _Known(kind, of_gradients, False)
+            return _Facts(kind, of_gradients, False)
 
-        return list(map(one, known))
+        return list(map(one, facts))
 
-    def results(self, eqn: Any, known: list[_Known]) -> list[_Known]:
-        of_gradients = all(x.of_gradients for x in known if isinstance(x.kind, Layered))
-        kind = _zeros(eqn, known)
+    def results(self, eqn: Any, facts: list[_Facts]) -> list[_Facts]:
+        of_gradients = all(x.of_gradients for x in facts if isinstance(x.kind, Layered))
+        kind = _zeros(eqn, facts)
         if kind is not None:
-            return [_Known(kind, of_gradients, True)] * len(eqn.outvars)
+            return [_Facts(kind, of_gradients, True)] * len(eqn.outvars)
         try:
-            kinds = self.owners.results(eqn, [x.kind for x in known])
+            kinds = self.owners.results(eqn, [x.kind for x in facts])
         except Mixed as mixed:
             if not of_gradients:
                 raise Mixed(eqn.primitive.name) from mixed
             kinds = [free(v.aval.shape, is_random=True) for v in eqn.outvars]
-        return [_Known(kind, of_gradients, False) for kind in kinds]
+        return [_Facts(kind, of_gradients, False) for kind in kinds]
 
 
 def _or_random(kind: Callable[[], Kind], of_gradients: bool, shape: Sequence[int] = ()) -> Kind:
@@ -254,12 +254,12 @@ def _or_random(kind: Callable[[], Kind], of_gradients: bool, shape: Sequence[int
         return free(shape, is_random=True)
 
 
-def _zeros(eqn: Any, known: list[_Known]) -> Kind | None:
+def _zeros(eqn: Any, facts: list[_Facts]) -> Kind | None:
     """The kind of a result that is zero because operands are; None where it may not be zero."""
     name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
     zeros = [
         x.kind if x.zero and [v.aval.shape] == shapes else None
-        for x, v in zip(known, eqn.invars, strict=True)
+        for x, v in zip(facts, eqn.invars, strict=True)
     ]
     if name == "mul":
         return zeros[0] or zeros[1]
@@ -283,47 +283,47 @@ class _StepOfRows:
 
     Args:
         tx: the transformation.
-        whole: the parameters.
-        params: the tables among them, None for other leaves.
+        params: the parameters.
+        tables: the tables among them, None for other leaves.
         state: the state.
     """
 
     def __init__(
-        self, tx: GradientTransformation, whole: Params, params: Params, state: State
+        self, tx: GradientTransformation, params: Params, tables: Params, state: State
     ) -> None:
-        self.tx, self.whole, self.params, self.state = tx, whole, params, state
+        self.tx, self.params, self.tables, self.state = tx, params, tables, state
         treedef: Any
-        leaves, treedef = jax.tree.flatten(params, is_leaf=is_leaf)
+        leaves, treedef = jax.tree.flatten(tables, is_leaf=is_leaf)
         self.index = treedef.unflatten(range(len(leaves)))
         self.is_table = [p is not None for p in leaves]
 
     def check(self) -> None:
         """Raise Mixed unless each row takes its step alone, and would in a table of any length."""
-        # With another row, what is cut into as many parts as there are rows is not cut at them.
+        # An array may be cut into as many parts as there are rows, but elsewhere: with one row more
+        # this shows.
         formulas = [self._followed(rows) for rows in (4, 5)]
         formulas += [formula(self._traced(rows)[0]) for rows in (None, 2, 1)]
         if any(each != formulas[0] for each in formulas):
             raise Mixed("its formula depends on the number of rows")
 
-    def _tables(self, rows: int | None) -> tuple[Params, State]:
+    def _abstract(self, rows: int | None) -> tuple[Params, State]:
         """The tables and the state as they are, or with so many rows."""
 
         def cut(x: Any, i: int) -> Any:
             shape = (rows, *x.shape[1:]) if self.is_table[i] and rows is not None else x.shape
             return jax.ShapeDtypeStruct(shape, x.dtype)
 
-        return map_present(cut, self.params, self.index), _on_slots(
-            self.tx, cut, self.state, self.index
-        )
+        tables = map_present(cut, self.tables, self.index)
+        return tables, _on_slots(self.tx, cut, self.state, self.index)
 
     def _traced(self, rows: int | None) -> tuple[Any, Any]:
         """The program of a step on tables of so many rows, and the form of its results."""
 
         def step(grads: Any, state: Any, params: Any) -> Any:
-            with whole_leaves(self.whole), for_comparison(True):
+            with whole_leaves(self.params), for_comparison(True):
                 return self.tx.update(grads, state, params)
 
-        tables, state = self._tables(rows)
+        tables, state = self._abstract(rows)
         try:
             return jax.make_jaxpr(step, return_shape=True)(tables, state, tables)
         except (TypeError, ValueError) as error:
@@ -335,35 +335,35 @@ class _StepOfRows:
         def owner(x: Any, i: int) -> Kind:
             return in_layers(i << 32, rows, rows) if self.is_table[i] else owned_by(OUTSIDE)
 
-        known: list[_Known] = []
+        facts: list[_Facts] = []
 
         def of_row(x: Any, i: int) -> Any:
-            known.append(_Known(owner(x, i), False, False))
+            facts.append(_Facts(owner(x, i), False, False))
             return x
 
         def of_gradient(x: Any, i: int) -> Any:
-            known.append(_Known(owner(x, i), True, True))
+            facts.append(_Facts(owner(x, i), True, True))
             return x
 
-        def of_all(x: Any) -> Any:
-            known.append(_Known(free(jnp.shape(x), is_key(x)), True, False))
+        def of_number(x: Any) -> Any:
+            facts.append(_Facts(free(jnp.shape(x), is_key(x)), True, False))
             return x
 
-        tables, state = self._tables(rows)
+        tables, state = self._abstract(rows)
         map_present(of_gradient, tables, self.index)
-        _on_slots(self.tx, of_row, state, self.index, others=of_all)
+        _on_slots(self.tx, of_row, state, self.index, others=of_number)
         map_present(of_row, tables, self.index)
         closed, out = self._traced(rows)
-        results = iter(follow(closed, known, _RowsAlone()))
+        results = iter(follow(closed, facts, _RowsAlone()))
 
         def check(x: Any, i: int) -> Any:
             check_owner(next(results).kind, owner(x, i))
             return x
 
-        def passed(x: Any) -> Any:
+        def skip(x: Any) -> Any:
             next(results)
             return x
 
         map_present(check, out[0], self.index)
-        _on_slots(self.tx, check, out[1], self.index, others=passed)
+        _on_slots(self.tx, check, out[1], self.index, others=skip)
         return formula(closed)

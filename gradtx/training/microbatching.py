@@ -64,57 +64,86 @@ def microbatch(
     check_function("microbatch", "fun", fun)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
-    where: list[Any] = [*positions, *names]
-    axes = (in_axes,) * len(where) if isinstance(in_axes, int) else tuple(in_axes)
-    if len(axes) != len(where):
-        raise ValueError(f"microbatch: {len(axes)} in_axes for {len(where)} arguments")
+    keys: list[Any] = [*positions, *names]
+    axes = (in_axes,) * len(keys) if isinstance(in_axes, int) else tuple(in_axes)
+    if len(axes) != len(keys):
+        raise ValueError(f"microbatch: {len(axes)} in_axes for {len(keys)} arguments")
+    batch_axes = dict(zip(keys, axes, strict=True))
 
     def parted(*args: Any, **kwargs: Any) -> Any:
-        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        size = _batch_size(
-            {key: (arguments[key], axis) for key, axis in zip(where, axes, strict=True)}
-        )
-        parts, rest = divmod(size, microbatch_size)
-        if num_real_microbatches is not None and rest:
+        batch = _Batch(fun, args, kwargs, batch_axes, microbatch_size)
+        if num_real_microbatches is not None and batch.rest:
             raise ValueError(
                 f"microbatch: num_real_microbatches needs a batch that {microbatch_size} divides, "
-                f"not one of {size}"
+                f"not one of {batch.size}"
             )
+        return batch.accumulated(accumulator, num_real_microbatches)
 
-        def call(take: Callable[[Array, int], Array]) -> Any:
-            new = dict(arguments)
-            for key, axis in zip(where, axes, strict=True):
-                new[key] = jax.tree.map(lambda x, axis=axis: take(x, axis), arguments[key])
-            return fun(*(new[i] for i in range(len(args))), **{k: new[k] for k in kwargs})
+    return parted
 
-        def one(i: Any) -> Any:
-            return call(lambda x, axis: _every_nth(x, axis, i, parts, microbatch_size))
 
-        def remainder() -> Any:
-            return call(lambda x, axis: jax.lax.slice_in_dim(x, size - rest, size, axis=axis))
+class _Batch:
+    """A batch of examples in some arguments of a function, which is called on a part at a time.
 
-        if not parts:
-            return remainder()
-        real = parts if num_real_microbatches is None else num_real_microbatches
-        shapes = jax.eval_shape(one, 0)
+    Args:
+        fun: the function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        axes: the batch dimension of each argument that has one, by its position or name.
+        part_size: examples per part.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        axes: dict[Any, int],
+        part_size: int,
+    ) -> None:
+        self.fun, self.count, self.names, self.axes = fun, len(args), list(kwargs), axes
+        self.arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        self.size = _batch_size({key: (self.arguments[key], axis) for key, axis in axes.items()})
+        self.part_size = part_size
+        self.parts, self.rest = divmod(self.size, part_size)
+
+    def accumulated(self, accumulator: PyTree, real: Any) -> PyTree:
+        """The results of all parts, or of so many, combined as `accumulator` says."""
+        if not self.parts:
+            return self._remainder()
+        real = self.parts if real is None else real
+        shapes = jax.eval_shape(self._part, 0)
         hows = jax.tree.map(
             lambda how, tree: jax.tree.map(lambda _: how, tree), accumulator, shapes
         )
         jax.tree.map(_check, hows, shapes)
 
         def add(i: Any, carry: PyTree) -> PyTree:
-            return jax.tree.map(lambda how, c, x: _add(how, c, x, i), hows, carry, one(i))
+            return jax.tree.map(lambda how, c, x: _add(how, c, x, i), hows, carry, self._part(i))
 
-        start = jax.tree.map(lambda how, x: _start(how, x, parts), hows, shapes)
+        start = jax.tree.map(lambda how, x: _start(how, x, self.parts), hows, shapes)
         total = jax.lax.fori_loop(0, real, add, start)
-        last = remainder() if rest else jax.tree.map(lambda _: None, shapes)
-        weights = real * microbatch_size, microbatch_size, rest
+        last = self._remainder() if self.rest else jax.tree.map(lambda _: None, shapes)
+        weights = real * self.part_size, self.part_size, self.rest
         treedef: Any = jax.tree.structure(shapes)
         columns = [treedef.flatten_up_to(tree) for tree in (hows, total, last, shapes)]
         rows = zip(*columns, strict=True)
         return treedef.unflatten([_finish(h, t, x, like, weights) for h, t, x, like in rows])
 
-    return parted
+    def _call(self, take: Callable[[Array, int], Array]) -> Any:
+        """The function of the examples that `take` takes along the batch dimension of an array."""
+        new = dict(self.arguments)
+        for key, axis in self.axes.items():
+            new[key] = jax.tree.map(lambda x, axis=axis: take(x, axis), self.arguments[key])
+        return self.fun(*(new[i] for i in range(self.count)), **{k: new[k] for k in self.names})
+
+    def _part(self, i: Any) -> Any:
+        return self._call(lambda x, axis: _every_nth(x, axis, i, self.parts, self.part_size))
+
+    def _remainder(self) -> Any:
+        """The function of the last examples, fewer than a part."""
+        begin, end = self.size - self.rest, self.size
+        return self._call(lambda x, axis: jax.lax.slice_in_dim(x, begin, end, axis=axis))
 
 
 def _batch_size(arguments: dict[Any, tuple[PyTree, int]]) -> int:

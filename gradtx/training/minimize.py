@@ -61,7 +61,7 @@ from gradtx.types import (
 )
 from gradtx.types.keys import check_key, own_key
 
-Value = TypeVar("Value")  # what a loss returns: its value or, with has_aux, (value, aux)
+Value = TypeVar("Value")  # the result of a loss: its value or, with has_aux, (value, aux)
 _Params_contra = TypeVar("_Params_contra", contravariant=True)
 _Value_co = TypeVar("_Value_co", covariant=True)
 
@@ -150,14 +150,13 @@ def compute_gradients(
             not be a scalar.
         trainable: which leaves to differentiate, as in :func:`select`; all by default.
         gradients: how the gradient is estimated without a backward pass, such as :func:`spsa`; None
-            to differentiate. The value is then what the estimator says, and every gradient an
-            array.
+            to differentiate. The value is then that of the estimator, and every gradient an array.
         gradients_key: a random key for the estimator, to be used once.
 
     Returns:
         ``(value, gradients)``, or ``((value, aux), gradients)``. The gradient of a leaf that is not
         trainable is `None`; that of a table that is only looked up, by :func:`gradtx.sparse.take`,
-        is `Rows`; that of a complex leaf is the conjugate of what ``jax.grad`` returns, so that
+        is `Rows`; that of a complex leaf is the conjugate of the result of ``jax.grad``, so that
         subtracting it descends.
 
     Raises:
@@ -189,7 +188,7 @@ def compute_gradients(
             )
         check_key("compute_gradients", "gradients_key", gradients_key)
         key = own_key(gradients_key)
-    value, grads, aux, _ = _taken(
+    value, grads, aux, _ = _value_and_gradients(
         lambda t: loss(merge(t, params), *args),
         trained,
         grad_loss,
@@ -197,8 +196,8 @@ def compute_gradients(
         key=key,
         has_aux=has_aux,
     )
-    told: Any = (value, aux) if has_aux else value
-    return told, grads
+    result: Any = (value, aux) if has_aux else value
+    return result, grads
 
 
 def _differentiated(
@@ -235,7 +234,7 @@ def _check_not_reduced(value: Array, axes: tuple[str, ...]) -> None:
         )
 
 
-def _taken(
+def _value_and_gradients(
     loss: Callable[[Params], tuple[Array, Any]],
     trained: Params,
     grad_loss: Any,
@@ -372,7 +371,7 @@ def apply_gradients(
         tx: the optimizer.
         grads: gradients, possibly processed; `None` leaves a parameter unchanged.
         params: the parameters.
-        state: ``tx.init(params)``, or what the previous step returned.
+        state: ``tx.init(params)``, or the one that the previous step returned.
         extra_args: passed to ``tx.update``.
 
     Returns:
@@ -395,10 +394,10 @@ def apply_gradients(
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
     extra_args = of_all_leaves(extra_args, params)
-    seen = map_present(lambda g, p: p, grads, params)
+    trained = map_present(lambda g, p: p, grads, params)
     is_part = any(g is None for _, g in leaves_with_path(grads)[0])
     with whole_leaves(_whole_of(params, grads, state) if is_part else None):
-        new, state = take_step(tx, grads, state, seen, **extra_args)
+        new, state = take_step(tx, grads, state, trained, **extra_args)
     return merge(new, params), state
 
 
@@ -426,15 +425,15 @@ def _is_slot(x: Any) -> bool:
 
 
 def _prepared(
-    before: BeforeFn, params: Params, state: State, touched: Callable[[], PyTree]
+    before: BeforeFn, params: Params, state: State, rows_of: Callable[[], PyTree]
 ) -> tuple[Params, State]:
-    """Parameters and state after the `before_gradients` of an optimizer."""
+    """Parameters and state after the `before_gradients` of an optimizer, of rows to be read."""
 
     def run(params: Params, state: State, rows: PyTree) -> tuple[Params, State]:
         new, state = before(unpack(params), state, lambda: unpack(rows))
         return packed_like(new, params), state
 
-    return automatic(run, (params, state), params, state, touched())
+    return automatic(run, (params, state), params, state, rows_of())
 
 
 def check_gradients(grads: Updates, params: Params) -> None:
@@ -498,7 +497,7 @@ def minimize(
         loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
         tx: the optimizer.
         params: a tree of floating-point or complex arrays.
-        state: ``tx.init(select(params, trainable))``, or what the previous step returned.
+        state: ``tx.init(select(params, trainable))``, or that of the previous step.
         args: passed to `loss_fn` after the parameters.
         has_aux: whether `loss_fn` returns something besides the value.
         grad_loss: the cotangent of the value; 1 by default.
@@ -556,15 +555,15 @@ def minimize(
     before = before_gradients(tx, state)
     if before is not None:
 
-        def touched() -> PyTree:
+        def rows() -> PyTree:
             loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
             return looked_up(lambda t: loss(merge(t, params), *args), _trained(params, trainable))
 
-        params, state = _prepared(before, params, state, touched)
+        params, state = _prepared(before, params, state, rows)
     trained = _trained(params, trainable)
     any_shape = grad_loss is not None or gradients is not None
     loss = scalar_loss(loss_fn, has_aux, any_shape)
-    value, grads, aux, flat = _taken(
+    value, grads, aux, flat = _value_and_gradients(
         lambda t: loss(merge(t, params), *args),
         trained,
         grad_loss,
@@ -587,5 +586,5 @@ def minimize(
     }
     new, state = take_step(tx, grads, state, trained, **arguments)
     state = state if flat is None else with_flat(state, flat)
-    told: Any = (value, aux) if has_aux else value
-    return merge(new, params), state, told
+    result: Any = (value, aux) if has_aux else value
+    return merge(new, params), state, result

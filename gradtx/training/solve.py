@@ -66,8 +66,8 @@ class StopReason(enum.IntEnum):
 class Path(NamedTuple, Generic[ParamsT]):
     """The path that a solution took; entry `i` is the point before step `i + 1`.
 
-    params: stacked parameters, ``max_steps + 1`` of them; values: the losses there. What lies after
-    the last step repeats the last point.
+    params: stacked parameters, ``max_steps + 1`` of them; values: the losses there. Entries after
+    the last step repeat the last point.
     """
 
     params: ParamsT
@@ -75,7 +75,7 @@ class Path(NamedTuple, Generic[ParamsT]):
 
 
 class Solution(NamedTuple, Generic[ParamsT]):
-    """What :func:`solve` returns.
+    """The result of :func:`solve`.
 
     params: where it stopped; state: the optimizer's; value: the loss at `params`, without the
     penalty of :func:`proximal`; steps: i32[], steps taken (where it diverged, the step at which it
@@ -111,7 +111,7 @@ class Solution(NamedTuple, Generic[ParamsT]):
 
 
 def _named(names: type[enum.IntEnum], number: Any) -> str:
-    """The name of a number that is known; of several, or of a tracer, what they print."""
+    """The name of a number that is known; the text of a tracer or of several numbers."""
     known = isinstance(number, int | np.integer | np.ndarray | jax.Array) and not is_tracer(number)
     return names(int(number)).name if known and np.ndim(number) == 0 else str(number)
 
@@ -147,7 +147,7 @@ def _number(tolerance: Any) -> Any:
 
 
 class _Run(NamedTuple):
-    """The arguments of :func:`solve` that its program is compiled for."""
+    """The arguments of :func:`solve` for which its program is compiled."""
 
     max_steps: int
     record: bool
@@ -204,7 +204,7 @@ def _waits(
 
 
 def _as_arrays(params: ParamsT, where: Where | None) -> ParamsT:
-    """`params` with arrays for what is trained."""
+    """`params` with arrays for the trained leaves."""
     leaves, treedef = leaves_with_path(select(params, where))
     arrays = [p if p is None else parameter(p, path) for path, p in leaves]
     return merge(treedef.unflatten(arrays), params)
@@ -232,7 +232,7 @@ def _start(tx: GradientTransformation, params: ParamsT, where: Where | None) -> 
 
 
 def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree) -> Array:
-    """Whether the gradient is short enough, or what it would change within that set."""
+    """Whether the gradient is short enough, or the change that it would make within that set."""
     nearest = nearest_in(tx)
     if tol is None:
         return jnp.array(False)
@@ -274,9 +274,9 @@ def solve(
     roundings of where it was, and neither the loss nor the norm of the gradient is lower.
 
     An optimizer that keeps the parameters between bounds, such as :func:`lbfgsb`, starts from the
-    point between them that is nearest, and `tol` is on the norm of what a step of the negative
-    gradient, projected back between them, would change. The same holds for :func:`project`, and
-    with the proximal map for :func:`proximal` and :func:`proximal_gradient_descent`.
+    point between them that is nearest, and `tol` is on the norm of the change that a step of the
+    negative gradient, projected back between them, would make. The same holds for :func:`project`,
+    and with the proximal map for :func:`proximal` and :func:`proximal_gradient_descent`.
 
     No point is evaluated twice: if the last link of a chain is a line search that keeps its value
     and gradient, as in :func:`lbfgs`, the next step starts from these.
@@ -377,7 +377,7 @@ class _SameObject:
 class _Anchor(NamedTuple):
     """The trained parameters of a step, their loss, and the norm of its gradient.
 
-    still: whether the last step but one of the window came back to them; what turns around within
+    still: whether the last step but one of the window came back to them; a cycle within
     a window comes back at one of two steps alone.
     """
 
@@ -443,6 +443,107 @@ def _in_window(now: _Loop, point: _Anchor) -> tuple[Array, _Anchor]:
     return jax.lax.switch(left, (ends, is_about_to_end, goes_on), None)
 
 
+class _Descent(NamedTuple):
+    """The problem of :func:`solve`, and a turn of its loop.
+
+    trained: the trained parameters at the start, for the forms of its leaves.
+    """
+
+    loss_fn: Callable[..., Any]
+    run: _Run
+    tx: GradientTransformation
+    args: Any
+    tolerances: _Tolerances
+    trained: PyTree
+
+    def selected(self, params: Params) -> PyTree:
+        """The trained leaves of some parameters."""
+        return select(params, self.run.trainable.value)
+
+    def value_at(self, params: Params, leaves: PyTree) -> Array:
+        """The loss with some trained leaves in place of those of `params`."""
+        # A search in a group gives the leaves of its group alone.
+        merged = merge(packed_like(leaves, self.trained), params)
+        return scalar_loss(self.loss_fn, False, False)(merged, *self.args)[0]
+
+    def value_and_gradient(self, now: _Loop, scale: Array | None) -> tuple[Array, PyTree]:
+        """The loss and its gradient, times `scale`; those of a line search where it keeps both."""
+
+        def evaluate(_: None) -> tuple[Array, PyTree]:
+            options: Any = {"grad_loss": scale, "trainable": self.run.trainable.value}
+            return compute_gradients(self.loss_fn, now.params, *self.args, **options)
+
+        search = _evaluation(self.tx, now.state, now.value.dtype)
+        if search is None or scale is not None:
+            return evaluate(None)
+        stored = search.value.astype(now.value.dtype), packed_like(search.grad, self.trained)
+        return jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
+
+    def goes_on(self, now: _Loop) -> Array:
+        return (now.reason == StopReason.MAX_STEPS) & (now.steps < self.run.max_steps)
+
+    def turn(self, now: _Loop) -> _Loop:
+        """One step, unless the loop ends where it would start."""
+        tx, tolerances = self.tx, self.tolerances
+        scale = scale_in(tx, now.state)
+        value, scaled = self.value_and_gradient(now, scale)
+        grads = unscaled(scaled, scale)
+        at = self.selected(now.params)
+        finite, nan = jnp.isfinite(value) & all_finite(at), any_nan(grads)
+        point = _Anchor(at, value, global_norm(grads), jnp.array(False))
+        stuck, anchor = _in_window(now, jax.lax.stop_gradient(point))
+        arrived, flat = _arrived(tx, tolerances.tol, at, grads), tolerances.value(value, now.before)
+        done = finite & ~nan & (arrived | flat | stuck)
+
+        value_fn = functools.partial(self.value_at, now.params)
+        extra = {"value": value, "grad": grads, "value_fn": value_fn}
+        moves = finite & ~done & (~nan | (scale is not None))
+        new, state = jax.lax.cond(
+            moves,
+            lambda _: apply_gradients(tx, scaled, now.params, now.state, **extra),
+            lambda _: (now.params, now.state),
+            None,
+        )
+        steps = now.steps + jnp.where(done, 0, 1)
+        fell = _fell(scale, scale_in(tx, state))
+        anchor = anchor._replace(value=jnp.where(fell, jnp.inf, anchor.value))
+        still = _same(new, now.params) & ~fell
+        # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
+        waiting = jax.lax.cond(
+            still & moves,
+            lambda _: _waits(tx, scaled, now.state, at, extra),
+            lambda _: jnp.array(False),
+            None,
+        )
+        near = moves & ~still & ~fell & tolerances.params(self.selected(new), at)
+        evaluated = _evaluated(tx, state, value, still, moves)
+        still |= moves & _goes_by_roundings(self.run, evaluated, value, self.selected(new), at)
+        reason = _first_that_holds(
+            (~finite | (nan & ~fell), StopReason.DIVERGED),
+            (done & arrived, StopReason.TOL),
+            (done & flat, StopReason.FTOL),
+            (done | (still & ~waiting), StopReason.STILL),
+            (near, StopReason.XTOL),
+        )
+        before, path = jnp.where(still | fell, jnp.nan, value), _recorded(now, new, value)
+        return _Loop(new, state, *evaluated, before, steps, reason, anchor, path)
+
+    def solution(self, last: _Loop) -> Solution[Any]:
+        """The solution at the end of the loop, with the loss at its parameters."""
+        value = jax.lax.cond(
+            last.evaluated,
+            lambda _: last.value,
+            lambda _: self.value_at(last.params, self.selected(last.params)),
+            None,
+        )
+        sound = jnp.isfinite(value) & all_finite(self.selected(last.params))
+        ended = last.reason != StopReason.MAX_STEPS
+        reason = jnp.where(ended | sound, last.reason, StopReason.DIVERGED).astype(jnp.int32)
+        path = _to_the_end(last, value) if self.run.record else None
+        status = _status(reason)
+        return Solution(last.params, last.state, value, last.steps, status, path, reason)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _solve(
     loss_fn: Callable[..., Any],
@@ -452,92 +553,17 @@ def _solve(
     args: Any,
     tolerances: _Tolerances,
 ) -> Solution[ParamsT]:
-    max_steps, record, where = run.max_steps, run.record, run.trainable.value
+    where = run.trainable.value
     if not run.unrolled:
         tx, params, args = without_derivative((tx, params, args), _NO_DERIVATIVE)
     params = _start(tx, params, where)
     trained = select(params, where)
-
-    def value_at(now: Params, at: PyTree) -> Array:
-        # A search in a group gives its own leaves alone; the others have moved since the start.
-        whole = merge(packed_like(at, trained), now)
-        return scalar_loss(loss_fn, False, False)(whole, *args)[0]
-
-    def body(now: _Loop) -> _Loop:
-        scale = scale_in(tx, now.state)
-
-        def evaluate(_: None) -> tuple[Array, PyTree]:
-            options: Any = {"grad_loss": scale, "trainable": where}
-            return compute_gradients(loss_fn, now.params, *args, **options)
-
-        found = _evaluation(tx, now.state, now.value.dtype)
-        if found is None or scale is not None:
-            value, scaled = evaluate(None)
-        else:
-            stored = found.value.astype(now.value.dtype), packed_like(found.grad, trained)
-            value, scaled = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
-        grads = unscaled(scaled, scale)
-        at = select(now.params, where)
-        finite, nan = jnp.isfinite(value) & all_finite(at), any_nan(grads)
-        point = _Anchor(at, value, global_norm(grads), jnp.array(False))
-        stuck, anchor = _in_window(now, jax.lax.stop_gradient(point))
-        arrived, flat = _arrived(tx, tolerances.tol, at, grads), tolerances.value(value, now.before)
-        done = finite & ~nan & (arrived | flat | stuck)
-
-        extra = {
-            "value": value,
-            "grad": grads,
-            "value_fn": functools.partial(value_at, now.params),
-        }
-
-        def move(_: None) -> tuple[Params, State]:
-            return apply_gradients(tx, scaled, now.params, now.state, **extra)
-
-        go = finite & ~done & (~nan | (scale is not None))
-        new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
-        steps = now.steps + jnp.where(done, 0, 1)
-        fell = _fell(scale, scale_in(tx, state))
-        anchor = anchor._replace(value=jnp.where(fell, jnp.inf, anchor.value))
-        still = _same(new, now.params) & ~fell
-        # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
-        waiting = jax.lax.cond(
-            still & go,
-            lambda _: _waits(tx, scaled, now.state, at, extra),
-            lambda _: jnp.array(False),
-            None,
-        )
-        near = go & ~still & ~fell & tolerances.params(select(new, where), at)
-        known = _known(tx, state, value, still, go)
-        still |= go & _goes_by_roundings(run, known, value, select(new, where), at)
-        reason = _first_that_holds(
-            (~finite | (nan & ~fell), StopReason.DIVERGED),
-            (done & arrived, StopReason.TOL),
-            (done & flat, StopReason.FTOL),
-            (done | (still & ~waiting), StopReason.STILL),
-            (near, StopReason.XTOL),
-        )
-        before, path = jnp.where(still | fell, jnp.nan, value), _recorded(now, new, value)
-        return _Loop(new, state, *known, before, steps, reason, anchor, path)
-
-    def go_on(now: _Loop) -> Array:
-        return (now.reason == StopReason.MAX_STEPS) & (now.steps < max_steps)
-
-    dtype = jax.eval_shape(value_at, params, trained).dtype
-    first = _first(params, tx.init(trained), trained, dtype, max_steps if record else None)
-    loop = _unrolled(max_steps) if run.unrolled else jax.lax.while_loop
-    last = loop(go_on, body, first)
-    value = jax.lax.cond(
-        last.evaluated,
-        lambda _: last.value,
-        lambda _: value_at(last.params, select(last.params, where)),
-        None,
-    )
-    sound = jnp.isfinite(value) & all_finite(select(last.params, where))
-    ended = last.reason != StopReason.MAX_STEPS
-    reason = jnp.where(ended | sound, last.reason, StopReason.DIVERGED).astype(jnp.int32)
-    path = _to_the_end(last, value) if record else None
-    status = _status(reason)
-    solution = Solution(last.params, last.state, value, last.steps, status, path, reason)
+    descent = _Descent(loss_fn, run, tx, args, tolerances, trained)
+    dtype = jax.eval_shape(descent.value_at, params, trained).dtype
+    recorded = run.max_steps if run.record else None
+    first = _first(params, tx.init(trained), trained, dtype, recorded)
+    loop = _unrolled(run.max_steps) if run.unrolled else jax.lax.while_loop
+    solution = descent.solution(loop(descent.goes_on, descent.turn, first))
     return solution if run.unrolled else without_derivative(solution, _NO_DERIVATIVE)
 
 
@@ -584,10 +610,10 @@ def _recorded(now: _Loop, new: Params, value: Array) -> Path[Any] | None:
 
 def _to_the_end(last: _Loop, value: Array) -> Path[Any]:
     """The path, with the last point after the last step."""
-    taken = jnp.arange(last.path.values.shape[0]) < last.steps
-    keep = functools.partial(_repeat_last, taken)
-    params = jax.tree.map(keep, last.path.params, last.params)
-    return Path(params, jnp.where(taken, last.path.values, value))
+    is_step = jnp.arange(last.path.values.shape[0]) < last.steps
+    repeat = functools.partial(_repeat_last, is_step)
+    params = jax.tree.map(repeat, last.path.params, last.params)
+    return Path(params, jnp.where(is_step, last.path.values, value))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -607,9 +633,9 @@ def _solve_implicitly(
         return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
 
     def find() -> tuple[PyTree, Array, Any]:
-        found = _solve(loss_fn, run, tx, params, args, tolerances)
-        sound = found.reason != StopReason.DIVERGED
-        return select(found.params, where), sound, found._replace(params=None, value=None)
+        solution = _solve(loss_fn, run, tx, params, args, tolerances)
+        sound = solution.reason != StopReason.DIVERGED
+        return select(solution.params, where), sound, solution._replace(params=None, value=None)
 
     trained, rest = differentiable(find, loss, nearest_in(tx), select(params, where), options)
     return rest._replace(params=merge(trained, params), value=loss(trained))
@@ -632,7 +658,7 @@ def _evaluation(tx: GradientTransformation, state: State, dtype: DType) -> Evalu
     return after if wide and after.grad is not None else None
 
 
-def _known(
+def _evaluated(
     tx: GradientTransformation, state: State, value: Array, still: Array, go: Array
 ) -> tuple[Array, Array]:
     """The loss at which the next iteration starts, and whether it is known."""
@@ -644,7 +670,7 @@ def _known(
 
 
 def _goes_by_roundings(
-    run: _Run, known: tuple[Array, Array], before: Array, new: PyTree, at: PyTree
+    run: _Run, evaluated: tuple[Array, Array], before: Array, new: PyTree, at: PyTree
 ) -> Array:
     """Whether the steps of a search, which are differentiated, have come to where roundings lead.
 
@@ -652,7 +678,7 @@ def _goes_by_roundings(
     """
     if not run.unrolled:
         return jnp.array(False)
-    value, is_known = known
+    value, is_known = evaluated
     return is_known & (value >= before) & _close(new, at)
 
 
@@ -661,5 +687,5 @@ def _fell(scale: Array | None, after: Array | None) -> Array:
     return jnp.array(False) if scale is None or after is None else after < scale
 
 
-def _repeat_last(taken: Array, path: Array, last: Array) -> Array:
-    return jnp.where(taken.reshape((-1,) + (1,) * last.ndim), path, last)
+def _repeat_last(is_step: Array, path: Array, last: Array) -> Array:
+    return jnp.where(is_step.reshape((-1,) + (1,) * last.ndim), path, last)

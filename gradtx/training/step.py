@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVarTuple, overload
 
 import jax
@@ -50,12 +51,12 @@ class TrainStep(Generic[*Told]):
         plan: Callable[..., InsidePlan] | None = None,
     ) -> None:
         self.tx, self._plan = tx, plan
-        # Looked for once: most optimizers have no function without arguments.
+        # Asked once: most optimizers have no function without arguments.
         self._reads_host = reads_host(tx)
         self._trainable = trainable
         self._compiled = compiled
         self._sharding = sharding
-        # What the first call finds out, so that it costs the others nothing.
+        # Set by the first call, so that later ones need not ask.
         self._started = self._asks_first = self._binds = False
         self._backlog = Backlog()
 
@@ -66,7 +67,7 @@ class TrainStep(Generic[*Told]):
         *args: Any,
         extra_args: Mapping[str, Any] | None = None,
     ) -> tuple[ParamsT, StateT, *Told]:
-        """Take one step. The buffers of `params` and `state` are donated: use what is returned.
+        """Take one step. The buffers of `params` and `state` are donated: use the returned ones.
 
         Raises:
             ValueError: an array was donated to an earlier step, or does not have the sharding that
@@ -96,7 +97,7 @@ class TrainStep(Generic[*Told]):
             done = self._compiled(self._tx_now(), params, state, args, extra_args)
         except (RuntimeError, TypeError, ValueError) as error:
             check_alive(params=params, state=state, args=args, extra_args=extra_args)
-            if callable(state):  # which JAX refuses before anything that knows of states sees it
+            if callable(state):  # JAX refuses it before anything that knows of states sees it
                 explain("make_step", error, self.tx.init, params, state, params)
             raise
         if is_first:
@@ -127,8 +128,8 @@ class TrainStep(Generic[*Told]):
         Nothing is recompiled if arrays replace arrays.
 
         Args:
-            paths: new values by path, as :func:`hyperparams` writes it, for what occurs in several
-                groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``, and
+            paths: new values by path, as :func:`hyperparams` writes it, for names that occur in
+                several groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``, and
                 ``{"*.learning_rate": jnp.array(0.01)}`` for all groups.
             hyperparameters: new values by name.
 
@@ -169,13 +170,13 @@ def _check_shardings(what: str, tree: PyTree, shardings: PyTree) -> None:
     leaves, structure = with_paths(tree)
     problem = f"{what}: not the tree that the sharding is for"
     expected = aligned(problem, tree, structure, shardings)
-    for (path, x), wanted in zip(leaves, expected, strict=True):
-        if is_tracer(x) or not getattr(x, "committed", False) or x.sharding is wanted:
+    for (path, x), required in zip(leaves, expected, strict=True):
+        if is_tracer(x) or not getattr(x, "committed", False) or x.sharding is required:
             continue
-        if wanted is not None and not x.sharding.is_equivalent_to(wanted, x.ndim):
+        if required is not None and not x.sharding.is_equivalent_to(required, x.ndim):
             raise ValueError(
                 f"{what}: {path_string(path)!r} lies on {x.sharding}, but the step was made for "
-                f"{wanted}: make the state with step.init, or move it with jax.device_put"
+                f"{required}: make the state with step.init, or move it with jax.device_put"
             )
 
 
@@ -247,8 +248,8 @@ def make_step(
         trainable: which leaves to train, as in :func:`select`.
         donate: whether the step may write into the memory of its parameters and state, which must
             then not be used afterwards. A model that shares them, as after ``nnx.split`` or
-            ``eqx.partition``, gets what the step returned (``nnx.update``, ``eqx.combine``), or the
-            step gets a copy (``jax.tree.map(jnp.copy, params)``).
+            ``eqx.partition``, gets the new ones (``nnx.update``, ``eqx.combine``), or the step gets
+            a copy (``jax.tree.map(jnp.copy, params)``).
         sharding: the shardings of parameters and state, from :func:`state_sharding`. A step keeps
             them, so that donation works and nothing is moved; gradients are reduced to where the
             optimizer works on them. Batches are sharded by whoever makes them.
@@ -275,7 +276,7 @@ def make_step(
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
-        What else its transformations need, such as a validation loss, is passed as
+        Further arguments of its transformations, such as a validation loss, are passed as
         ``extra_args={...}``.
 
     Raises:
@@ -286,8 +287,8 @@ def make_step(
 
     Warns:
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
-            what rounding to nearest loses: Adam at 1e-3 never moves such a parameter of 2.0. The
-            warning comes once for each compiled program.
+            the part that rounding to nearest loses: Adam at 1e-3 never moves such a parameter of
+            2.0. The warning comes once for each compiled program.
         UserWarning: in the first call the loss was the same on both sides of the parameters in
             every direction of the estimator; its state counts such steps.
         UserWarning: many steps wait on simulated devices, where XLA may end the process. The
@@ -315,79 +316,98 @@ def make_step(
     check_order("make_step", loss_fn=loss_fn, tx=tx)
     tx = estimating("make_step", tx, gradients)
 
-    def one(
-        tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any
-    ) -> Any:
-        options: Any = {
-            "has_aux": has_aux,
-            "grad_loss": grad_loss,
-            "trainable": trainable,
-            "extra_args": extra_args,
-        }
-        done: Any
-        if inside is not None and inside is not False:
-            options |= {"where": inside, "sharding": sharding}
-            done = step_inside(loss_fn, tx, params, state, *args, **options)
-        else:
-            here = tx if sharding is None else sharding.placed(tx)
-            done = minimize(loss_fn, here, params, state, *args, **options)
-        return (*done, guard_report(done[1])) if report else done
-
-    def run(
-        tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any
-    ) -> Any:
-        lost = loses_small_steps(select(params, trainable), state)
-        if lost is not None:
-            warnings.warn(f"make_step: {lost}", UserWarning, stacklevel=2)
-        if steps is None:
-            return one(tx, params, state, args, extra_args)
-        _check_stacked(steps, {"args": args, "extra_args": extra_args})
-
-        def each(carry: tuple[Params, State], batch: tuple[Any, Any]) -> Any:
-            params, state, *told = one(tx, *carry, *batch)
-            return (params, state), told
-
-        batches = args, extra_args
-        (params, state), told = jax.lax.scan(each, (params, state), batches, length=steps)
-        return params, state, *told
-
-    shardings: dict[str, Any] = {}
-    if sharding is not None:
-        params_and_state = sharding.params, sharding.state
-        shardings = {
-            "in_shardings": (None, *params_and_state, None, None),
-            "out_shardings": (*params_and_state, None, *[None] * report),
-        }
+    program = _StepProgram(loss_fn, has_aux, grad_loss, trainable, sharding, report, steps, inside)
     compiled = jax.jit(
-        run,
+        program.run,
         donate_argnums=(1, 2) if donate else (),
         compiler_options=None if compiler_options is None else dict(compiler_options),
-        **shardings,
+        **program.shardings(),
     )
+    return TrainStep(with_extra_args_support(tx), trainable, compiled, sharding, program.plan)
 
-    def plan(tx: GradientTransformation, params: Params, args: Any) -> InsidePlan:
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _StepProgram:
+    """The program of a step: the arguments of :func:`make_step` for which it is compiled."""
+
+    loss_fn: Callable[..., Any]
+    has_aux: bool
+    grad_loss: Any
+    trainable: Where | None
+    sharding: Shardings | None
+    report: bool
+    steps: int | None
+    inside: Where | bool | None
+
+    def run(
+        self, tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any
+    ) -> Any:
+        """One step, or as many as `steps` says, each with its own batch."""
+        lost = loses_small_steps(select(params, self.trainable), state)
+        if lost is not None:
+            warnings.warn(f"make_step: {lost}", UserWarning, stacklevel=2)
+        if self.steps is None:
+            return self.one(tx, params, state, args, extra_args)
+        _check_stacked(self.steps, {"args": args, "extra_args": extra_args})
+
+        def each(carry: tuple[Params, State], batch: tuple[Any, Any]) -> Any:
+            params, state, *results = self.one(tx, *carry, *batch)
+            return (params, state), results
+
+        batches = args, extra_args
+        (params, state), results = jax.lax.scan(each, (params, state), batches, length=self.steps)
+        return params, state, *results
+
+    def one(
+        self, tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any
+    ) -> Any:
+        """One step on one batch."""
+        options: Any = {
+            "has_aux": self.has_aux,
+            "grad_loss": self.grad_loss,
+            "trainable": self.trainable,
+            "extra_args": extra_args,
+        }
+        results: Any
+        if self.inside is not None and self.inside is not False:
+            options |= {"where": self.inside, "sharding": self.sharding}
+            results = step_inside(self.loss_fn, tx, params, state, *args, **options)
+        else:
+            placed = tx if self.sharding is None else self.sharding.placed(tx)
+            results = minimize(self.loss_fn, placed, params, state, *args, **options)
+        return (*results, guard_report(results[1])) if self.report else results
+
+    def shardings(self) -> dict[str, Any]:
+        """The shardings of the arguments and results of `run`, for ``jax.jit``."""
+        if self.sharding is None:
+            return {}
+        params_and_state = self.sharding.params, self.sharding.state
+        return {
+            "in_shardings": (None, *params_and_state, None, None),
+            "out_shardings": (*params_and_state, None, *[None] * self.report),
+        }
+
+    def plan(self, tx: GradientTransformation, params: Params, args: Any) -> InsidePlan:
+        """Which leaves a step updates inside of the backward pass, or could update there."""
         plans: list[InsidePlan] = []
 
         def read(params: Params, args: Any) -> None:
-            batch = args if steps is None else jax.tree.map(lambda x: x[0], args)
-            plans.append(
-                read_inside(
-                    loss_fn,
-                    optimizer_of(tx),
-                    params,
-                    *batch,
-                    has_aux=has_aux,
-                    any_shape=grad_loss is not None,
-                    trainable=trainable,
-                    where=True if inside is None else inside,
-                    sharding=sharding,
-                ).plan
+            batch = args if self.steps is None else jax.tree.map(lambda x: x[0], args)
+            scans = read_inside(
+                self.loss_fn,
+                optimizer_of(tx),
+                params,
+                *batch,
+                has_aux=self.has_aux,
+                any_shape=self.grad_loss is not None,
+                trainable=self.trainable,
+                where=True if self.inside is None else self.inside,
+                sharding=self.sharding,
             )
+            plans.append(scans.plan)
 
         jax.eval_shape(read, params, args)
         return plans[0]
-
-    return TrainStep(with_extra_args_support(tx), trainable, compiled, sharding, plan)
 
 
 def _check_stacked(steps: int, arguments: Mapping[str, Any]) -> None:

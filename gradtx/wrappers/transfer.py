@@ -27,7 +27,7 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.core.traits import Scope
+from gradtx.core.traits import Links, Scope
 from gradtx.declarations.declaration import Kept
 from gradtx.inspection.description import multipliers_in
 from gradtx.inspection.hyperparams import map_transformations, replace, with_arguments
@@ -244,7 +244,7 @@ def _is_site(tx: GradientTransformation, rule: SizeRule | None) -> bool:
 def _rates(tx: GradientTransformation) -> int:
     """The number of learning rates that multiply an update, one after another."""
     counts = [_rates(child) for _, child in tx.children]
-    in_turn = len(counts) > 1 and tx.traits.links is not None
+    in_turn = len(counts) > 1 and tx.facet(Links) is not None
     return (_RATES[0] in _arguments(tx)) + (sum(counts) if in_turn else max(counts, default=0))
 
 

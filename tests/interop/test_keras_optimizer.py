@@ -1,6 +1,6 @@
 """Transformations under Keras's `fit`, beside Keras's own optimizers and loops of our own."""
 
-# Sees mutants of: keras_base.
+# Sees mutants of: keras_base, keras_steps.
 
 import contextlib
 import json
