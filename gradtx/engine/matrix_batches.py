@@ -346,8 +346,8 @@ class MatrixBatch:
     ) -> None:
         """Write directions and slots where they belong."""
         self._write_stacks(new, slots)
-        stacks = {n: self.place.apart(x, n) for n, x in new.items()}
-        self.write(self.place.apart(direction), stacks, out, slots)
+        directions = self.place.apart(direction)
+        self.write(directions, {n: self.place.apart(x, n) for n, x in new.items()}, out, slots)
 
     def _write_stacks(self, new: dict[str, Array], slots: dict[str, list[Any]]) -> None:
         """Write the slots that stay in a stack to the leaf that holds it, and take them away."""
