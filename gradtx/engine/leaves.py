@@ -163,10 +163,20 @@ class Steps:
         return Step(self._count, real_dtype(dtype)) if self._count is not None else self._none
 
 
-def fits(slot: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a slot's shape suits a leaf: equal lengths, or 1 where the slot was reduced."""
+def fits(slot: Any, shape: tuple[int, ...], *, whole: bool) -> bool:
+    """Whether a slot's shape suits a leaf: equal lengths, or 1 where the slot was reduced.
+
+    Args:
+        slot: the slot.
+        shape: the leaf's.
+        whole: whether a slot is an array of the leaf's shape, or several of them in a stack.
+    """
     if slot is None:
         return False
-    if not hasattr(slot, "shape") or len(slot.shape) != len(shape):
+    if not hasattr(slot, "shape"):
+        return True
+    if whole:
+        return tuple(slot.shape[max(len(slot.shape) - len(shape), 0) :]) == shape
+    if len(slot.shape) != len(shape):
         return True
     return all(a in (1, b) for a, b in zip(slot.shape, shape, strict=True))

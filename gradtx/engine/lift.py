@@ -196,6 +196,7 @@ def leafwise(
 class Leaves:
     """The inputs of one update: gradients, and what belongs to each of them."""
 
+    rule: Rule
     label: str
     treedef: Any
     gradients: list[Any]
@@ -219,11 +220,39 @@ class Leaves:
         """The path of a leaf."""
         return self.paths[i]
 
-    def gradient(self, i: int) -> Array:
-        """The gradient of a leaf that is not `Rows`, as an array."""
+    def checked(self, i: int, slots: Mapping[str, Any] | None = None) -> Any:
+        """The gradient of a leaf, an array or `Rows`, which suits the leaf's slots and parameter.
+
+        Args:
+            i: the index of the leaf.
+            slots: those in whose shapes the gradient's is; None for all of the leaf.
+
+        Raises:
+            TypeError: the gradient is of another kind, or `Rows` of which the rule cannot see some.
+            ValueError: a slot or the parameter is missing, or of another shape.
+        """
         g = self.gradients[i]
-        inexact = isinstance(g, jax.Array) and jnp.issubdtype(g.dtype, jnp.inexact)
-        return g if inexact else gradient(g, self.paths[i])  # paths are made for errors
+        if is_rows(g):
+            if not self.rule.on_rows:
+                raise refused_rows(self.label, self.paths[i])
+        elif not (isinstance(g, jax.Array) and jnp.issubdtype(g.dtype, jnp.inexact)):
+            g = self.gradients[i] = gradient(g, self.paths[i])  # paths are made for errors
+        shape = tuple(g.shape)
+        whole = self.rule.scope is Scope.TREE and self.rule.of_tree is None
+        unlike = [
+            (f"slot {n}", slot)
+            for n, slot in (self.held(i) if slots is None else slots).items()
+            if not fits(slot, shape, whole=whole)
+        ]
+        p = self.params[i]
+        if self.takes_params and (p is None or np.shape(p) != shape):
+            unlike.append(("parameter", p))
+        for name, x in unlike:
+            raise ValueError(
+                f"{self.label}: at {path_string(self.paths[i])!r} the gradient has the shape "
+                f"{shape} and the {name} {None if x is None else tuple(np.shape(x))}"
+            )
+        return g
 
     def there(self) -> list[int]:
         """The indices of the leaves that have a gradient."""
@@ -345,6 +374,7 @@ def lift(
         counts = {n: increment(getattr(state, n)) for n in counters}
         drawn = {n: jax.random.split(getattr(state, n)) for n in keys}
         return Leaves(
+            rule,
             label,
             treedef,
             leaves,
@@ -478,22 +508,13 @@ def _leaf_by_leaf(
                 u, new = on_rows(function, leaves, leaf, path, whole_slots=whole_slots)
             else:
                 u, new = on_array(function, leaves, leaf, path, number)
-            if u.shape != g.shape:
-                raise other_shape(leaves.label, path(), g.shape, u.shape)
             g = u
             slots.append(new)
         return g if last is None else last.function(p, g), slots
 
     calls = []
     for i in there:
-        g = first.gradients[i]
-        if not is_rows(g):
-            g = first.gradients[i] = first.gradient(i)
-        for rule, leaves in zip(rules, leaves_of_rules, strict=True):
-            if not is_rows(g):
-                check_shapes(leaves, i, g.shape)
-            elif not rule.on_rows:
-                raise refused_rows(leaves.label, leaves.paths[i])
+        g, *_ = (leaves.checked(i) for leaves in leaves_of_rules)
         p = None if params is None else params[i]
         # A rule of whole leaves may want what each leaf computes by itself, by the leaf's number.
         number = np.int32(i) if by_number else None
@@ -577,8 +598,7 @@ def call(
     if p is not None:
         arguments.append(widen(jnp.asarray(p)))
     direction, new = checked_result(leaves.label, rule(*arguments), loaded)
-    for name, slot in loaded.items():
-        check_slot(leaves.label, name, slot, new[name], path)
+    check_result(leaves.label, g, direction, loaded, new, path)
     return direction, new
 
 
@@ -656,16 +676,28 @@ def check_state(label: str, state: State, state_class: Any) -> None:
         )
 
 
-def check_shapes(
-    leaves: Leaves, i: int, shape: tuple[int, ...], slots: dict[str, Any] | None = None
+def check_result(
+    label: str,
+    g: Any,
+    direction: Any,
+    slots: Mapping[str, Any],
+    new: Mapping[str, Any],
+    path: PathFn,
 ) -> None:
-    """Raise ValueError unless every slot of a leaf may belong to a gradient of that shape."""
-    for name, slot in (leaves.held(i) if slots is None else slots).items():
-        if not fits(slot, shape):
-            raise ValueError(
-                f"{leaves.label}: at {path_string(leaves.paths[i])!r} the gradient has the shape "
-                f"{tuple(shape)} and the slot {name} {None if slot is None else slot.shape}"
-            )
+    """Raise ValueError unless what a rule returns for a leaf or a batch is as it was before."""
+    for name, slot in slots.items():
+        check_slot(label, name, slot, new[name], path)
+    check_direction(label, g, direction, path)
+
+
+def check_direction(label: str, g: Any, direction: Any, path: PathFn) -> None:
+    """Raise ValueError unless the update of a leaf or a batch has the gradient's shape."""
+    before, after = np.shape(g), np.shape(direction)
+    if after != before:
+        raise ValueError(
+            f"{label}: at {path_string(path())!r} a gradient of shape {before} became an update of "
+            f"shape {after}; is a hyperparameter or a parameter of another shape?"
+        )
 
 
 def check_scalar(label: str, name: str, before: Any, new: Any) -> None:
@@ -689,16 +721,6 @@ def check_slot(label: str, name: str, slot: Any, new: Any, path: PathFn) -> None
                 f"{label}: at {path_string(path())!r} the rule returned the slot {name} in the "
                 f"shape {shape}, and it is kept in the shape {before}"
             )
-
-
-def other_shape(
-    label: str, path: Any, before: tuple[int, ...], after: tuple[int, ...]
-) -> ValueError:
-    """The error about a rule whose update of a leaf does not have the gradient's shape."""
-    return ValueError(
-        f"{label}: at {path_string(path)!r} a gradient of shape {before} became an update of shape "
-        f"{after}; is a hyperparameter or a parameter of another shape?"
-    )
 
 
 def warn_of_blocks(label: str, slots: dict[str, Any], path: PathFn) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gradtx.engine.leaves import load, store
@@ -19,15 +18,13 @@ from gradtx.engine.lift import (
     Leaves,
     RuleFn,
     Transform,
-    call,
-    check_shapes,
-    check_slot,
+    check_result,
     checked_result,
-    refused_rows,
+    on_array,
 )
+from gradtx.engine.places import Place
 from gradtx.leaves.matrix_layout import Matrices, MatrixDimensions, as_matrices
 from gradtx.leaves.paths import path_string
-from gradtx.leaves.rows import is_rows
 from gradtx.leaves.shardings import is_open, known_sharding, open_sharding, shardings_are_known
 from gradtx.numerics import cast, widen
 from gradtx.ownership.own_batches import (
@@ -120,31 +117,20 @@ def in_batches(
         dtypes: dict[int, Any] = {}
         alike: dict[Any, list[int]] = {}
         for i in leaves.there():
-            if is_rows(leaves.gradients[i]):
-                raise refused_rows(leaves.label, leaves.paths[i])
-            g = leaves.gradient(i)
-            dtypes[i] = g.dtype
-            out[i] = widen(g)
             factors = () if numbers[i] is None else batched.factors
             slots_of_leaf = {
                 n: s for n, s in leaves.held(i).items() if n not in factors and s is not None
             }
-            check_shapes(leaves, i, g.shape, slots_of_leaf)
+            g = leaves.checked(i, slots_of_leaf)
+            dtypes[i] = g.dtype
+            out[i] = widen(g)
             if not g.size:
                 continue
             if alone is not None and (every or numbers[i] is None):
-                loaded = {n: load(s) for n, s in slots_of_leaf.items()}
-                out[i], new = call(
-                    alone,
-                    leaves,
-                    out[i],
-                    loaded,
-                    leaves.params[i],
-                    functools.partial(leaves.path, i),
-                    leaves.drawn[i],
-                )
-                for n, s in slots_of_leaf.items():
-                    slots[n][i] = store(s, new[n])
+                leaf = out[i], slots_of_leaf, leaves.params[i], leaves.drawn[i]
+                out[i], new = on_array(alone, leaves, leaf, functools.partial(leaves.path, i))
+                for n, slot in new.items():
+                    slots[n][i] = slot
             if numbers[i] is not None:
                 how = as_matrices(leaves.label, leaves.paths[i], g.shape, numbers[i])
                 share = _share_of(batched, leaves.held(i))
@@ -237,13 +223,13 @@ class MatrixBatch:
         slots: dict[str, list[Any]],
     ) -> None:
         self.batched, self.leaves, self.groups = batched, leaves, groups
-        self.hows = [how.stacked(len(members)) for how, _, members in groups]
-        how, self.sharding, (first, *_) = groups[0]
-        self.axes = how.axes
+        self.place = Place([(how, members) for how, _, members in groups], batched.factors)
+        how, self.sharding, members = groups[0]
+        first, self.axes, self.sizes = members[0], how.axes, how.stacked(len(members)).sizes
         self.drawn = {"group": number, **leaves.drawn[first]}
         names = batched.of_batches({n: column[first] for n, column in slots.items()})
         self.owned = {n: slots[n][first] for n in names if is_owned(slots[n][first])}
-        self.stacks = [jnp.stack([out[i] for i in members]) for _, _, members in groups]
+        self.stacks = self.place.stacks(out)
         self.columns = {n: slots[n] for n in names}
         self.has_own_batches = (
             self.sharding is not None
@@ -255,35 +241,29 @@ class MatrixBatch:
     @functools.cached_property
     def batch(self) -> Array:
         """The matrices of all groups."""
-        return self._taken(self.stacks)
+        batch: Array = self.place.batch(self.stacks)
+        return batch
 
     @functools.cached_property
     def batched_slots(self) -> dict[str, Array]:
         """The slots of the rule, batches like `batch`."""
         return {n: self._loaded(n) for n in self.columns}
 
-    def _taken(self, stacks: list[Array]) -> Array:
-        return _joined([how.take(x) for how, x in zip(self.hows, stacks, strict=True)])
-
     def _loaded(self, n: str) -> Array:
         if n in self.owned:
-            return load(self.owned[n].value)
-        stacks = [self._stacked(n, members) for _, _, members in self.groups]
-        is_factor = n in self.batched.factors
-        return _joined([_in_one(x) for x in stacks]) if is_factor else self._taken(stacks)
-
-    def _stacked(self, n: str, members: list[int]) -> Array:
-        return jnp.stack([load(self.columns[n][i]) for i in members])
+            stack: Array = load(self.owned[n].value)
+            return stack
+        batch: Array = self.place.batch(self.place.stacks(self.columns[n]), n)
+        return batch
 
     def rule(self, batch: Array, slots: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """The rule on a batch, or on a device's shard of it."""
         leaves = self.leaves
         step = leaves.steps.of if self.sharding is None else leaves.steps.anew
         arguments = batch, leaves.view(slots, self.drawn), step(batch.dtype)
-        path = functools.partial(leaves.path, self.groups[0][2][0])
+        path = functools.partial(leaves.path, self.place.first)
         direction, new = checked_result(leaves.label, self.batched.rule(*arguments), slots)
-        for name, slot in slots.items():
-            check_slot(leaves.label, name, slot, new[name], path)
+        check_result(leaves.label, batch, direction, slots, new, path)
         return direction, new
 
     def here(self) -> tuple[Array, dict[str, Array]]:
@@ -311,7 +291,11 @@ class MatrixBatch:
             if slot.share.own != division:
                 raise self._of_another_mesh(n, sharding, f"one with {division}")
         staying = {n: self._loaded(n) for n in self.owned}
-        stacks = {n: self._stacked(n, members) for n in self.columns if n not in staying}
+        stacks = {
+            n: self.place.stacks(column)[0]
+            for n, column in self.columns.items()
+            if n not in staying
+        }
         factors = {n: stacks.pop(n) for n in self.batched.factors if n in stacks}
         u, new = on_own_batches(self.rule, self.stacks[0], stacks, factors, staying, how, sharding)
         self._write_stacks(new, slots)
@@ -362,23 +346,13 @@ class MatrixBatch:
     ) -> None:
         """Write directions and slots where they belong."""
         self._write_stacks(new, slots)
-        sizes = [how.sizes[0] for how in self.hows]
-        directions = [self.hows[k].put(u) for k, u in enumerate(_parted(direction, sizes))]
-        stacks: dict[str, list[Array]] = {n: [] for n in new}
-        for n, x in new.items():
-            for k, part in enumerate(_parted(x, sizes)):
-                how, _, members = self.groups[k]
-                if n in self.batched.factors:
-                    part = part.reshape(len(members), how.sizes[0], *part.shape[1:])
-                else:
-                    part = self.hows[k].put(part)
-                stacks[n].append(part)
-        self.write(directions, stacks, out, slots)
+        directions = self.place.apart(direction)
+        self.write(directions, {n: self.place.apart(x, n) for n, x in new.items()}, out, slots)
 
     def _write_stacks(self, new: dict[str, Array], slots: dict[str, list[Any]]) -> None:
         """Write the slots that stay in a stack to the leaf that holds it, and take them away."""
         for n, old in self.owned.items():
-            slots[n][self.groups[0][2][0]] = Owned(store(old.value, new.pop(n)), old.share)
+            slots[n][self.place.first] = Owned(store(old.value, new.pop(n)), old.share)
 
     def write(
         self,
@@ -389,15 +363,14 @@ class MatrixBatch:
     ) -> None:
         """Write stacks of directions and slots, one for each group, to the leaves."""
         on_leaf = self.batched.on_leaf
-        for k, (how, _, members) in enumerate(self.groups):
-            u = directions[k]
-            if on_leaf is not None:
-                u = jax.vmap(lambda x, u, how=how: on_leaf(x, u, how))(self.stacks[k], u)
-            for i, each in zip(members, jnp.unstack(u), strict=True):
-                out[i] = each
-            for n, stacks in new.items():
-                for i, each in zip(members, jnp.unstack(stacks[k]), strict=True):
-                    slots[n][i] = store(slots[n][i], each)
+        if on_leaf is not None:
+            directions = [
+                jax.vmap(lambda x, u, how=how: on_leaf(x, u, how))(x, u)
+                for (how, *_), x, u in zip(self.groups, self.stacks, directions, strict=True)
+            ]
+        self.place.write(directions, out)
+        for n, stacks in new.items():
+            self.place.write(stacks, slots[n])
 
 
 def _by_owners(
@@ -406,7 +379,7 @@ def _by_owners(
     """The direction and the new slots of each batch; balanced batches are one ``shard_map``."""
     over = [equal.owners(sharding) for equal, sharding in divided]
     begins = beginnings(
-        [(*each, equal.hows[0].sizes) for each, (equal, _) in zip(over, divided, strict=True)]
+        [(*each, equal.sizes) for each, (equal, _) in zip(over, divided, strict=True)]
     )
     together: dict[Any, list[tuple[MatrixBatch, Divided]]] = {}
     for k, (equal, sharding) in enumerate(divided):
@@ -416,18 +389,3 @@ def _by_owners(
     for pairs in together.values():
         results = owned([stack for _, stack in pairs])
         yield from zip([equal for equal, _ in pairs], results, strict=True)
-
-
-def _in_one(x: Array) -> Array:
-    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-
-
-def _joined(batches: list[Array]) -> Array:
-    return batches[0] if len(batches) == 1 else jnp.concatenate(batches)
-
-
-def _parted(x: Array, sizes: list[int]) -> list[Array]:
-    if len(sizes) == 1:
-        return [x]
-    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
-    return [x[end - size : end] for end, size in zip(ends, sizes, strict=True)]

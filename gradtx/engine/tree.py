@@ -18,16 +18,16 @@ from gradtx.engine.lift import (
     SlotsFn,
     Start,
     Transform,
+    check_direction,
     check_names,
     check_slot,
     each_slots,
     lift,
-    refused_rows,
     widened,
 )
 from gradtx.engine.scopes import scope
-from gradtx.leaves.paths import Where, mask_tree, path_string, spread
-from gradtx.leaves.rows import Rows, is_rows
+from gradtx.leaves.paths import Where, mask_tree, spread
+from gradtx.leaves.rows import Rows
 from gradtx.numerics import cast, scalar_dtype
 from gradtx.types import Array, PyTree
 
@@ -97,7 +97,7 @@ def _all_leaves(
 
     def transform(leaves: Leaves) -> tuple[list[Any], dict[str, Any]]:
         there = leaves.there()
-        gradients = [_checked(leaves, i, on_rows=rule.on_rows) for i in there]
+        gradients = [leaves.checked(i) for i in there]
         g = [widened(x) for x in gradients]
         arguments: dict[str, Any] = {}
         if leaves.takes_params:
@@ -129,6 +129,7 @@ def _all_leaves(
 
         directions: list[Any] = [None] * len(leaves.gradients)
         for i, x, u in zip(there, gradients, result, strict=True):
+            check_direction(leaves.label, x, u, functools.partial(leaves.path, i))
             directions[i] = _rounded(u, x.dtype)
         slots = {n: list(column) for n, column in leaves.slots.items()}
         for n in new:
@@ -181,32 +182,6 @@ def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
     if jnp.ndim(value) != 0:
         raise ValueError(f"{label}: value must be one number, not of shape {jnp.shape(value)}")
     return jnp.real(jnp.asarray(value))
-
-
-def _checked(leaves: Leaves, i: int, *, on_rows: bool) -> Any:
-    """A gradient, checked against the slots and the parameter of its leaf."""
-    g = leaves.gradients[i]
-    if not is_rows(g):
-        g = leaves.gradient(i)
-    elif not on_rows:
-        raise refused_rows(leaves.label, leaves.paths[i])
-    shape = tuple(g.shape)
-    beside = {f"slot {n}": s for n, s in leaves.held(i).items()}
-    # A slot may stack several arrays of the leaf's shape.
-    unlike = {n: x for n, x in beside.items() if x is None or not _ends_in(tuple(x.shape), shape)}
-    p = leaves.params[i]
-    if leaves.takes_params and (p is None or tuple(p.shape) != shape):
-        unlike["parameter"] = p
-    for name, x in unlike.items():
-        raise ValueError(
-            f"{leaves.label}: at {path_string(leaves.paths[i])!r} the gradient has the shape "
-            f"{shape} and the {name} {None if x is None else tuple(x.shape)}"
-        )
-    return g
-
-
-def _ends_in(shape: tuple[int, ...], end: tuple[int, ...]) -> bool:
-    return shape[len(shape) - len(end) :] == end
 
 
 def _rounded(u: Any, dtype: Any) -> Any:

@@ -13,27 +13,24 @@ import jax.numpy as jnp
 from gradtx.checks import check_patterns
 from gradtx.core.pair import GradientTransformation
 from gradtx.core.traits import Rule, Scope
-from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import (
     Leaves,
     RuleFn,
     Start,
     Transform,
-    check_shapes,
-    check_slot,
+    check_result,
     checked_result,
     label_of,
     lift,
     on_array,
     on_rows,
     reads_params,
-    refused_rows,
 )
-from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
+from gradtx.engine.matrices import MatrixDimensions, as_matrices
+from gradtx.engine.places import Place
 from gradtx.engine.scopes import scope
 from gradtx.leaves.paths import leaves_with_path, path_string
 from gradtx.leaves.rows import is_rows
-from gradtx.numerics import cast
 from gradtx.types import Array, Params, PyTree, slot_fields
 
 Related: TypeAlias = Any
@@ -262,36 +259,23 @@ def _by_tuples(
         alike: dict[Any, list[tuple[int, ...]]] = {}
         for members in index_tuples:
             present = [i for i in members if i in there]
+            if reads and present:
+                _check_parameters(leaves.label, leaves.paths, members, leaves.params)
             for i in present:
-                _check_leaf(leaves, i)
+                leaves.checked(i, {n: s for n, s in leaves.held(i).items() if s is not None})
             if not any(leaves.gradients[i].size for i in present):
                 continue
-            if reads:
-                _check_parameters(leaves.label, leaves.paths, members, leaves.params)
             key = tuple(_kind(leaves, i, seen[i], numbers[i], dimensions) for i in members)
             alike.setdefault(key, []).append(members)
         for key, tuples in alike.items():
-            _Batch(leaves, rule, [how for how, *_ in key], tuples, reads).put(out, slots)
+            groups = zip((how for how, *_ in key), zip(*tuples, strict=True), strict=True)
+            _apply(leaves, rule, [Place([group]) for group in groups], reads, out, slots)
         if on_others is not None:
             for i in there.difference(*index_tuples):
                 out[i] = _alone(leaves, i, on_others)
         return out, slots
 
     return transform
-
-
-def _check_leaf(leaves: Leaves, i: int) -> None:
-    if is_rows(leaves.gradients[i]):
-        raise refused_rows(leaves.label, leaves.paths[i])
-    leaves.gradients[i] = g = leaves.gradient(i)
-    slots = {n: s for n, s in leaves.held(i).items() if s is not None}
-    check_shapes(leaves, i, g.shape, slots)
-    p = leaves.params[i]
-    if p is not None and tuple(jnp.shape(p)) != g.shape:
-        raise ValueError(
-            f"{leaves.label}: at {path_string(leaves.paths[i])!r} the gradient has the shape "
-            f"{g.shape} and the parameter {tuple(jnp.shape(p))}"
-        )
 
 
 def _kind(
@@ -316,77 +300,42 @@ def _alone(leaves: Leaves, i: int, rule: RuleFn) -> Any:
     path = functools.partial(leaves.path, i)
     if is_rows(g):
         return on_rows(rule, leaves, (g, {}, p, {}), path, whole_slots=False)[0]
-    return on_array(rule, leaves, (leaves.gradient(i), {}, p, {}), path)[0]
+    return on_array(rule, leaves, (leaves.checked(i, {}), {}, p, {}), path)[0]
 
 
-class _Batch:
-    """Tuples of equal leaves: a batch of their first leaves, one of their second, and so on."""
+def _apply(
+    leaves: Leaves,
+    rule: RuleFn,
+    places: list[Place],
+    reads: bool,
+    out: list[Any],
+    slots: dict[str, list[Any]],
+) -> None:
+    """Write what the rule makes of tuples of equal leaves: directions to `out`, and new slots."""
 
-    def __init__(
-        self,
-        leaves: Leaves,
-        rule: RuleFn,
-        hows: list[Matrices | None],
-        tuples: list[tuple[int, ...]],
-        reads: bool,
-    ) -> None:
-        self.leaves, self.rule, self.tuples, self.reads = leaves, rule, tuples, reads
-        self.hows = [how if how is None else how.stacked(len(tuples)) for how in hows]
-        self.places = list(zip(*tuples, strict=True))
-
-    def taken(self, place: int, leaves: list[Any]) -> Any:
-        """The leaves at one position in the tuples, or slots of these leaves, as one batch."""
-        how = self.hows[place]
-        if any(x is None for x in leaves):
-            return None
-        stacks = jax.tree.map(lambda *xs: jnp.stack(xs), *leaves)
-        return stacks if how is None else jax.tree.map(how.take, stacks)
-
-    def apart(self, place: int, batch: Any) -> list[Any]:
-        """The leaves at one position in the tuples, out of their batch: the inverse of `taken`."""
-        how = self.hows[place]
-        stacks = batch if how is None else jax.tree.map(how.put, batch)
-        treedef: Any
-        leaves, treedef = jax.tree.flatten(stacks)
-        return [treedef.unflatten(each) for each in zip(*map(jnp.unstack, leaves), strict=True)]
-
-    def column(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """Leaves of the tree, or their slots, as a batch for each place in the tuples, widened."""
+    def batches(column: list[Any]) -> tuple[Any, ...]:
         return tuple(
-            self.taken(place, [None if leaves[i] is None else load(leaves[i]) for i in members])
-            for place, members in enumerate(self.places)
+            None if column[place.first] is None else place.batch(place.stacks(column))
+            for place in places
         )
 
-    def put(self, out: list[Any], slots: dict[str, list[Any]]) -> None:
-        """Apply the rule, and write directions and slots where they belong."""
-        leaves = self.leaves
-        gradients = self.column(leaves.gradients)
-        batched_slots = {n: self.column(column) for n, column in leaves.slots.items()}
-        first = next(i for i in self.tuples[0] if leaves.gradients[i] is not None)
-        dtype = jnp.result_type(*[g for g in gradients if g is not None])
-        arguments = [
-            gradients,
-            leaves.view(batched_slots, leaves.drawn[first]),
-            leaves.steps.of(dtype),
-        ]
-        if self.reads:
-            arguments.append(self.column(leaves.params))
-        directions, new = checked_result(leaves.label, self.rule(*arguments), batched_slots)
-        for place, members in enumerate(self.places):
-            g = gradients[place]
-            if g is None:
-                continue
-            u = directions[place]
-            if jnp.shape(u) != g.shape:
-                raise ValueError(
-                    f"{leaves.label}: at {path_string(leaves.paths[members[0]])!r} a gradient of "
-                    f"shape {g.shape} became an update of shape {jnp.shape(u)}"
-                )
-            for i, each in zip(members, self.apart(place, u), strict=True):
-                out[i] = cast(each, leaves.gradients[i].dtype)
-            for n, of_slot in new.items():
-                if (slot := batched_slots[n][place]) is not None:
-                    path = functools.partial(leaves.path, members[0])
-                    check_slot(leaves.label, n, slot, of_slot[place], path)
-                    for i, each in zip(members, self.apart(place, of_slot[place]), strict=True):
-                        slots[n][i] = store(slots[n][i], each)
+    gradients = batches(leaves.gradients)
+    batched_slots = {n: batches(column) for n, column in leaves.slots.items()}
+    firsts = [place.first for place in places]
+    drawn = next(leaves.drawn[i] for i in firsts if leaves.gradients[i] is not None)
+    dtype = jnp.result_type(*[g for g in gradients if g is not None])
+    arguments = [gradients, leaves.view(batched_slots, drawn), leaves.steps.of(dtype)]
+    if reads:
+        arguments.append(batches(leaves.params))
+    directions, new = checked_result(leaves.label, rule(*arguments), batched_slots)
+    for k, place in enumerate(places):
+        g, u = gradients[k], directions[k]
+        if g is None:
+            continue
+        before = {n: each[k] for n, each in batched_slots.items() if each[k] is not None}
+        after = {n: new[n][k] for n in before}
+        path = functools.partial(leaves.path, place.first)
+        check_result(leaves.label, g, u, before, after, path)
+        place.write(place.apart(u), out)
+        for n, slot in after.items():
+            place.write(place.apart(slot), slots[n])
