@@ -315,25 +315,25 @@ def _match(
     fresh = _as_saved(start, flat)
     saved = _saved_nodes(flat, states, matching.nodes(fresh))
     arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
-    kept, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
-    if not kept.keys() >= arrays.keys():
+    saved_paths, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
+    if not saved_paths.keys() >= arrays.keys():
         start = with_extra_args_support(tx).init(params)
         fresh = _as_saved(start, flat)
         arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
-        kept, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
-    if arrays and header["states"] and not kept:
+        saved_paths, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
+    if arrays and header["states"] and not saved_paths:
         raise ValueError(
             "load_state_dict: nothing in the saved state fits this transformation and these "
             f"parameters; it holds {listed(sorted(flat))}, and what is needed "
             f"is {listed(arrays)}"
         )
-    left = collections.Counter(kept.values())
+    left = collections.Counter(saved_paths.values())
     leaves = []
     for path, leaf in matching.leaves(fresh):
-        if path in kept:
-            left[kept[path]] -= 1
-            last = adopted and not left[kept[path]]
-            value = flat.pop(kept[path]) if last else flat[kept[path]]
+        if path in saved_paths:
+            left[saved_paths[path]] -= 1
+            last = adopted and not left[saved_paths[path]]
+            value = flat.pop(saved_paths[path]) if last else flat[saved_paths[path]]
             restored = _restored(leaf, arrays[path], value, copy=not last)
             leaves.append(_placed_like(leaf, restored))
             del value
@@ -345,8 +345,8 @@ def _match(
     (_, state), _ = committed((params, state))
     return StateMatch(
         state=state,
-        kept={path: names.get(name, name) for path, name in kept.items()},
-        missing=[path for path in arrays if path not in kept and path not in changed],
+        kept={path: names.get(name, name) for path, name in saved_paths.items()},
+        missing=[path for path in arrays if path not in saved_paths and path not in changed],
         extra=sorted(names.get(name, name) for name in extra),
         changed=changed,
         damaged=damaged,
@@ -386,8 +386,8 @@ def _paths(state: State) -> set[str]:
 
 def _in_stacks(state: State, like: State) -> State:
     """A state with those slots in stacks that are so in `like`."""
-    apart_yet = _holds_stacks(like) and not _holds_stacks(state)
-    return in_stacks(state, like) if apart_yet else state
+    needs_stacks = _holds_stacks(like) and not _holds_stacks(state)
+    return in_stacks(state, like) if needs_stacks else state
 
 
 def _shapes_of_state(tx: GradientTransformation, params: Params) -> State:

@@ -167,7 +167,7 @@ class Builder:
             if name in self._forms:
                 bound.arguments[name] = self._forms[name](f"{self.name}: {name}", value)
         return {
-            name: _own(value if self._range(name) is None else _number(value))
+            name: _canonical(value if self._range(name) is None else _number(value))
             for name, value in bound.arguments.items()
         }
 
@@ -226,7 +226,7 @@ def _number(value: Any) -> Any:
     return as_schedule(signed(value))
 
 
-def _own(value: Any) -> Any:
+def _canonical(value: Any) -> Any:
     """An argument in canonical form, which nobody else can change.
 
     NumPy scalars become Python numbers, and scalar types become dtypes; NumPy arrays and Python
@@ -240,9 +240,9 @@ def _own(value: Any) -> Any:
         value = value.copy()
         value.flags.writeable = False
     elif type(value) is dict:
-        return {key: _own(item) for key, item in value.items()}
+        return {key: _canonical(item) for key, item in value.items()}
     elif type(value) in (list, tuple):
-        return type(value)(map(_own, value))
+        return type(value)(map(_canonical, value))
     return value
 
 

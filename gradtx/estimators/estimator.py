@@ -72,15 +72,15 @@ class Estimator(DeclaredData):
                     f"TrainStep.replace({argument}=...) puts another array in its place and "
                     "compiles nothing"
                 )
-        made = cls(declaration)
-        made.evaluations  # noqa: B018  # so that arguments are checked
-        return made
+        estimator = cls(declaration)
+        estimator.evaluations  # noqa: B018  # so that arguments are checked
+        return estimator
 
     @functools.cached_property
     def evaluations(self) -> Evaluations:
         """Where the loss is evaluated."""
-        made: Evaluations = self.declaration.builder.call(self.declaration.arguments)
-        return made
+        evaluations: Evaluations = self.declaration.builder.call(self.declaration.arguments)
+        return evaluations
 
     @property
     def evaluation_count(self) -> int:

@@ -185,8 +185,8 @@ def _reduced(
         after = itertools.takewhile(lambda link: _is_rate(link[1]), links[i + 1 :])
         names = [name for name, *_ in (*links[:i], *after)]
         for path, value in {**values, **reduced}.items():
-            inside = any(path.startswith(f"{name}.") for name in names)
-            if inside and path.endswith("learning_rate") and value is not None:
+            multiplied = any(path.startswith(f"{name}.") for name in names)
+            if multiplied and path.endswith("learning_rate") and value is not None:
                 reduced[path] = math.prod(factors, start=value)
     return reduced
 

@@ -74,9 +74,9 @@ def legacy(
     if core.scalar is not None:
         scalars[core.scalar] = values.take(core.scalar, ())
     # One slot of all variables after the other, except for Ftrl, which has both of each together.
-    apart = [[slot] for group in core.slots for slot in group]
+    single_slots = [[slot] for group in core.slots for slot in group]
     slots: dict[str, dict[str, Any]] = {}
-    for group in core.slots if name == "Ftrl" else apart:
+    for group in core.slots if name == "Ftrl" else single_slots:
         for leaf in leaves or []:
             for slot in group:
                 bare, sign = slot.removeprefix("-"), -1 if slot.startswith("-") else 1

@@ -77,14 +77,14 @@ def rate_schedule(where: str, scheduler: Any, i: int, group: ParamGroup) -> Sche
             group was added after the scheduler was made; or the current rate is not what it gives.
     """
     _check_group(where, scheduler, i)
-    made = _schedule(where, scheduler, i, group)
-    now, scheduled = float(group["lr"]), float(made(jnp.int32(epoch(scheduler))))
+    schedule = _schedule(where, scheduler, i, group)
+    now, scheduled = float(group["lr"]), float(schedule(jnp.int32(epoch(scheduler))))
     if not abs(now - scheduled) <= 1e-5 * max(abs(now), abs(scheduled)):
         raise ValueError(
             f"{where}: the learning rate in force is {now:g}, and {type(scheduler).__name__} gives "
             f"{scheduled:g} at its epoch {epoch(scheduler)}: something else has set it since"
         )
-    return made
+    return schedule
 
 
 def momentum_schedule(scheduler: Any, i: int, group: ParamGroup) -> Schedule | None:

@@ -43,12 +43,13 @@ class Use:
 class Reading:
     """The uses of Optax that were found in a file.
 
-    uses: of names of Optax; own: the names that the file itself gives to Optax's modules; faults:
-    what could not be read, and why; notes: the same where nothing of Optax is in it.
+    uses: of names of Optax; assigned: the names that the file itself gives to Optax's modules;
+    faults: the parts that could not be read, and why; notes: the same where nothing of Optax is in
+    them.
     """
 
     uses: list[Use]
-    own: set[str]
+    assigned: set[str]
     faults: list[str]
     notes: list[str] = field(default_factory=list)
 
@@ -66,7 +67,7 @@ def uses(source: str | bytes) -> list[Use]:
     >>> uses("import optax as ox; from optax.contrib import muon; tx = ox.adam(1e-3)")
     [Use(line=1, name='adam'), Use(line=1, name='contrib.muon')]
     """
-    return _found([(0, _parsed(source))]).uses
+    return _reading([(0, _parsed(source))]).uses
 
 
 def read(path: Path) -> Reading:
@@ -92,14 +93,14 @@ def read(path: Path) -> Reading:
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             words = f"cell {number}: {_words(error)}" if number else _words(error)
             unread.append((text.decode("latin-1") if isinstance(text, bytes) else text, words))
-    reading = _found(trees)
+    reading = _reading(trees)
     nodes = (node for _, tree in trees for node in ast.walk(tree)) if unread else ()
     names = {"optax", *(local for node in nodes for local, _, _ in _imports(node))}
     faults: list[str] = []
     notes: list[str] = []
     for text, words in unread:
         (faults if any(name in text for name in names) else notes).append(words)
-    return Reading(reading.uses, reading.own, faults, notes)
+    return Reading(reading.uses, reading.assigned, faults, notes)
 
 
 def _words(error: BaseException) -> str:
@@ -157,7 +158,7 @@ def _parsed_cell(text: str) -> ast.Module:
             lines[at : last + 1] = [f"{command[1]}pass", *[""] * (last - at)]
 
 
-def _found(trees: list[tuple[int, ast.Module]]) -> Reading:
+def _reading(trees: list[tuple[int, ast.Module]]) -> Reading:
     """The uses in several pieces of code that share their names."""
     places: dict[str, str] = {}  # what each local name stands for, "" for Optax itself
     all_uses: list[Use] = []
@@ -367,7 +368,7 @@ def _is_none(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _given(place: int, name: str) -> Callable[[Use], bool]:
+def _passes(place: int, name: str) -> Callable[[Use], bool]:
     """The test whether a call may give this argument a value other than None."""
     return lambda use: (
         use.call is not None
@@ -412,10 +413,10 @@ _ONLY: dict[str, Callable[[Use], bool]] = {
     "differentially_private_aggregate": _without_key(2),
     "dpsgd": _without_key(3),
     "inject_hyperparams": _injects_functions,
-    "microbatch": _given(3, "accumulator"),
-    "momo": _given(3, "weight_decay"),
-    "momo_adam": _given(5, "weight_decay"),
-    "polyak_sgd": _given(1, "scaling"),
+    "microbatch": _passes(3, "accumulator"),
+    "momo": _passes(3, "weight_decay"),
+    "momo_adam": _passes(5, "weight_decay"),
+    "polyak_sgd": _passes(1, "scaling"),
     "scale_by_learning_rate": _without_rate,
     "schedule_free": _with_schedule,
 }

@@ -133,10 +133,10 @@ def _norm(
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _traced(x: Array, axes: Axes, count: int, costly: bool, apart: bool) -> Norm:
+def _traced(x: Array, axes: Axes, count: int, costly: bool, independent: bool) -> Norm:
     """The norm as a function that is called, traced once for all leaves of a shape."""
     sums = functools.partial(_means_of_squares, axes, count)
-    return norm_of_sums(sums, (x,), costly=costly, apart=apart)
+    return norm_of_sums(sums, (x,), costly=costly, independent=independent)
 
 
 def _means_of_squares(
@@ -160,16 +160,16 @@ def sums_of_squares(
         scales = jax.lax.optimization_barrier(list(scales))
     terms = [abs_sq(x if scale is None else x * scale) for scale in scales]
 
-    def apart(*terms: Array) -> list[Array]:
+    def separate_sums(*terms: Array) -> list[Array]:
         return [jnp.sum(term, over, keepdims=keep) for term in terms]
 
-    def together(*terms: Array) -> list[Array]:
+    def one_reduction(*terms: Array) -> list[Array]:
         zeros = tuple(jnp.zeros([], term.dtype) for term in terms)
         of = [axis % x.ndim for axis in over]
         totals = jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(jnp.add, a, b)), of)
         return [jnp.expand_dims(total, of) if keep else total for total in totals]
 
-    return together(*terms) if on == "other" and len(terms) > 1 else apart(*terms)
+    return one_reduction(*terms) if on == "other" and len(terms) > 1 else separate_sums(*terms)
 
 
 def norm_of_sums(
@@ -177,7 +177,7 @@ def norm_of_sums(
     arrays: PyTree,
     again: Again | None = None,
     costly: bool = False,
-    apart: bool = False,
+    independent: bool = False,
 ) -> Norm:
     """The root of ``sums((None,), *arrays)[0]``, as a constant to differentiation.
 
@@ -188,7 +188,7 @@ def norm_of_sums(
         arrays: what is summed.
         again: computes the arrays once more, for a second pass.
         costly: whether chips other than a CPU take the plain sum alone.
-        apart: whether no norm may depend on another, as the turns of a loop for all of them would.
+        independent: whether no norm may depend on another, as in a loop for all of them.
     """
     arrays = jax.lax.stop_gradient(arrays)
 
@@ -217,7 +217,7 @@ def norm_of_sums(
         return _shortened(sums((None,), *arrays, on=on)[0])
 
     if any(map(is_tracer, jax.tree.leaves(arrays))):
-        on_cpu = functools.partial(at_once if apart else if_needed, "cpu")
+        on_cpu = functools.partial(at_once if independent else if_needed, "cpu")
         on_others = functools.partial(as_it_is if costly else at_once, "other")
         return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, default=on_others))
     return _in_parts(if_needed())

@@ -135,14 +135,14 @@ class Step:
     def less_one(self, decay: Any, ahead: int = 0) -> Array:
         r""":math:`\beta^{t + a} - 1`, by which to divide, with one operation fewer."""
 
-        def made() -> Array:
+        def power_less_one() -> Array:
             if isinstance(decay, float | int):
                 log: Any = math.log(decay) if decay > 0 else -math.inf
             else:
                 log = jnp.log(decay)
             return cast(jnp.expm1((self.number + ahead) * log), self.number.dtype)
 
-        return self.once(f"less one {ahead}", decay, made)
+        return self.once(f"less one {ahead}", decay, power_less_one)
 
 
 def debias(moment: Array, decay: Any, t: Step, *, divided: bool = False) -> Array:

@@ -169,8 +169,8 @@ def scan_sizes(eqn: Any) -> tuple[int, int]:
     """
     body = eqn.params["jaxpr"]
 
-    def stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-        pairs = zip(outside, inside, strict=True)
+    def stacked(variables: Sequence[Any], body_types: Sequence[Any]) -> int:
+        pairs = zip(variables, body_types, strict=True)
         return sum(len(v.aval.shape) > len(aval.shape) for v, aval in pairs)
 
     carries = len(eqn.outvars) - stacked(eqn.outvars, body.out_avals)

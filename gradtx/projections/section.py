@@ -103,8 +103,8 @@ def _on_section(x: Array, low: Array, high: Array, w: Array, c: Array) -> Array:
     free = ~(still | again)
     bound = jnp.where(still, start, jnp.where(again, end, 0))
     weight = jnp.where(free, w, 0)
-    inside = jnp.where(free, jnp.where(w == 0, jnp.clip(x, low, high), x), 0)
-    tau = divide(c - jnp.sum(w * bound) - jnp.sum(weight * inside), jnp.sum(weight * weight))
+    free_values = jnp.where(free, jnp.where(w == 0, jnp.clip(x, low, high), x), 0)
+    tau = divide(c - jnp.sum(w * bound) - jnp.sum(weight * free_values), jnp.sum(weight * weight))
     return jnp.where(free, jnp.clip(x + tau * w, low, high), bound)
 
 

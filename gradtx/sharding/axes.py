@@ -33,8 +33,8 @@ def communicating(
 
     def start(params: Params) -> State:
         with sends(communication, params):
-            made: State = init(params)
-        return made
+            state: State = init(params)
+        return state
 
     return GradientTransformationExtraArgs(start, update, communication=communication)
 

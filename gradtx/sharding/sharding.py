@@ -97,8 +97,8 @@ class StateSharding:
         def start(params: Params) -> State:
             return automatic(lambda p: self._formed(tx.init(p)), self.state, params)
 
-        made: State = jax.jit(start, out_shardings=self.state)(params)
-        return made
+        state: State = jax.jit(start, out_shardings=self.state)(params)
+        return state
 
     def placed(self, tx: GradientTransformation) -> GradientTransformation:
         """`tx` for compiled steps of your own, working as in :func:`make_step` on this sharding.
@@ -117,7 +117,7 @@ class StateSharding:
         Raises:
             ValueError: it is another tree, or a leaf has another shape (the error names it).
         """
-        return jax.tree.map(_put, self._formed(state), self.state)
+        return jax.tree.map(_device_put, self._formed(state), self.state)
 
     def whole(self, state: State) -> State:
         """A state without padding, as for saving it: a run on any number of devices can load it."""
@@ -144,16 +144,16 @@ class StateSharding:
                     f"{x.shape}, not {place.shape}"
                 )
         places = [place for _, place in ours]
-        made = [
+        padded = [
             Padded.of(x, place.value.shape) if is_padded(place) else x
             for x, place in zip(together(theirs, places), places, strict=True)
         ]
-        whole = treedef.unflatten(made)
-        kept: Any = jax.tree.structure(self.abstract)
-        if jax.tree.structure(whole) != kept:
-            problem = first_difference(self.abstract, whole)
+        new_state = treedef.unflatten(padded)
+        expected: Any = jax.tree.structure(self.abstract)
+        if jax.tree.structure(new_state) != expected:
+            problem = first_difference(self.abstract, new_state)
             raise ValueError(f"the state is not one of this sharding: {problem}")
-        return whole
+        return new_state
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "sharding", "bytes per device", "")]
@@ -277,15 +277,15 @@ def _if_all_are_small(
     )
 
 
-def _put(x: Any, sharding: Any) -> Any:
+def _device_put(x: Any, sharding: Any) -> Any:
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = _put(jax.random.key_data(x), sharding)
+        data = _device_put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     # Every process has the whole and keeps what is its own.
-    whole = np.asarray(x)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    array = np.asarray(x)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def init_sharded(

@@ -197,13 +197,13 @@ def _shards(tx: GradientTransformation, params: Params) -> tuple[tuple[str, ...]
     if sharding is None:
         return None, f"its state cannot be divided: {reason}"
     # A slot with the sharding of its parameter is whole only where that is.
-    whole = [
+    undivided = [
         leaf.path
         for leaf in sharding.leaves
         if not any(leaf.spec) and max(leaf.shape, default=1) > 1 and leaf.note != "as the parameter"
     ]
     sends = "matrices are brought together, each whole on one device" * bool(sharding.owned)
-    return tuple(whole), sends
+    return tuple(undivided), sends
 
 
 def _divided(x: Any) -> NamedSharding:

@@ -184,13 +184,13 @@ def _parts_are_updated_alike(t: Trial) -> None:
 
         return jax.tree.map(of, tree)
 
-    whole, _ = t.eager(t.params, [t.gradient] * STEPS)
+    full_updates, _ = t.eager(t.params, [t.gradient] * STEPS)
     try:
-        alone, _ = t.eager(part(t.params), [part(t.gradient)] * STEPS)
+        part_updates, _ = t.eager(part(t.params), [part(t.gradient)] * STEPS)
     except (TypeError, ValueError) as error:  # of a hyperparameter for each entry
         raise DoesNotApply("it does not take a part of a leaf") from error
     kind = "an entry" if of_entries else "a row"
-    difference = values_differ(part(whole), alone, rtol=1e-4, atol=1e-6)
+    difference = values_differ(part(full_updates), part_updates, rtol=1e-4, atol=1e-6)
     _require_same(f"{kind} beside others, and alone", difference)
 
 

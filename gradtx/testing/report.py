@@ -96,12 +96,12 @@ class RuleReport:
         if self.state_bytes is not None:
             beside = f"{self.state_bytes:,} bytes, beside {self.parameter_bytes:,} of parameters"
             lines.append(f"state: {beside}")
-        whole = "all of the state is divided with its parameters"
+        division = "all of the state is divided with its parameters"
         if self.undivided is None:
-            whole = "not tried"
+            division = "not tried"
         elif self.undivided:
-            whole = f"whole on every device: {', '.join(self.undivided)}"
-        lines.append(f"sharded: {whole}")
+            division = f"whole on every device: {', '.join(self.undivided)}"
+        lines.append(f"sharded: {division}")
         if self.communicates:
             lines += _indented(self.communicates, 9)
         for name, reason in self.abilities.items():
