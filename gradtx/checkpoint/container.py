@@ -154,7 +154,7 @@ def _opened_orbax(path: Path) -> Iterator[Held]:
         tree = getattr(metadata, "item_metadata", metadata)
         sizes = {name: _size(array) for name, array in getattr(tree, "tree", tree).items()}
         left, read = sorted(sizes), dict[str, np.ndarray]()
-        # Of all together there would be two copies at a time; each call takes a while.
+        # One call for all would keep two copies of everything, and each call takes a while.
         most = max(sum(sizes.values()) // 32, 2**22)
 
         def take(name: str) -> np.ndarray:
@@ -310,7 +310,7 @@ def _replace_directory(new: Path, path: Path) -> None:
     """Replace a directory, which cannot be done atomically: the old one is kept until then.
 
     Raises:
-        FileExistsError: what is there was not written by Orbax.
+        FileExistsError: the old directory was not written by Orbax.
     """
     if path.exists():
         if not (path / "_METADATA").exists():
@@ -329,7 +329,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush to disk what was written, except a directory on systems that cannot do that."""
+    """Flush a file or directory to disk, except a directory on systems that cannot do that."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -59,7 +59,7 @@ def _walk(
 
 
 def _name(node: Any, key: Any) -> str:
-    """What a path calls a child of a node; the content of one of Flax's objects has its name."""
+    """The name of a child of a node in a path; the content of one of Flax's objects has its own."""
     if is_box(node):
         return ""
     return key.name if isinstance(key, NamedTupleKey) else path_string((key,))
@@ -101,7 +101,7 @@ def saved_names(state: State, saved: Iterable[str]) -> dict[str, str]:
 
 
 def _by_place(node: Any, path: str, name: str, names: set[str]) -> Iterator[tuple[str, str]]:
-    """The paths of the arrays in a state, and what they are called among `names`."""
+    """The paths of the arrays in a state, and their names among `names`."""
     children = [] if is_encoded(node) else children_of(node)
     if not children:
         yield path, name

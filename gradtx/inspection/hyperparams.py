@@ -26,7 +26,7 @@ from gradtx.types import (
 
 _D = TypeVar("_D", bound=Declared)
 
-# What a state may call its count of steps, or of windows, and what that is at the start.
+# The names that a state may have for its count of steps, or of windows, and the first count.
 _CLOCKS = {"count": 0, "gradient_step": 0, "step_count": 1}
 
 
@@ -78,8 +78,8 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
     A learning rate is the current one: in a chain with :func:`reduce_on_plateau`, the reduced rate.
     :func:`replace` sets the rate before the reduction.
 
-    What :func:`inject_hyperparams` keeps in the state is there too, under its name; of another
-    library's form of it, the values of the last step.
+    Hyperparameters that :func:`inject_hyperparams` keeps in the state are there too, under their
+    names; with another library's form of it, the values of the last step.
 
     >>> import gradtx
     >>> tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(gradtx.linear_schedule(1.0, 0.0, 10)))

@@ -110,7 +110,7 @@ def get_slot(state: State, name: str, path: Path | None = None) -> Any:
             tree.
 
     Returns:
-        The slot of that parameter, or the tree of slots. What is kept in another form, as by
+        The slot of that parameter, or the tree of slots. A slot in another form, as by
         :func:`store`, is decoded.
 
     Raises:
@@ -211,7 +211,7 @@ def map_slots(state: Any, f: Callable[[Any, str, PyTree], PyTree], prefix: str =
     Args:
         state: the state.
         f: gets the state class that has the field, the slot's full name, and its tree.
-        prefix: what stands before the names.
+        prefix: the text before the names.
     """
     if hasattr(state, "_fields"):
         new = {}

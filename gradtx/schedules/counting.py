@@ -58,7 +58,7 @@ def raised(base: Any, exponent: Any) -> Any:
     if near in (0, base):
         return base**exponent
     power, lost = base**exponent, math.log1p((base - near) / near) * exponent
-    # Times what was lost, a power that is 0 or infinite could become NaN.
+    # Multiplied by the lost factor, a power that is 0 or infinite could become NaN.
     return jnp.where((power == 0) | jnp.isinf(power), power, power * jnp.exp(lost))
 
 
