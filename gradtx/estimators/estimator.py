@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 
 
 class Evaluations(NamedTuple):
-    r"""Where an estimator evaluates the loss, and what it makes of the values.
+    r"""Where an estimator evaluates the loss, and the weights that follow from the values.
 
     Its gradient is :math:`\sum_k c_k z_k` over random directions :math:`z_k`.
 
@@ -38,7 +38,7 @@ class Evaluations(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What an estimator found out about a loss.
+    """An estimator's measurements of a loss.
 
     value: the mean of the values; weights: the numbers by which directions are multiplied;
     flat: whether in every direction the values on both sides were equal and finite, and in the
@@ -141,7 +141,7 @@ class Estimator(DeclaredData):
         count, total = self.evaluations.directions, term(0)
         if count > 1:
             # From zeros, so that there are several iterations: a compiler would run a single one
-            # in the same kernel as what is before it, and round otherwise.
+            # in the same kernel as the operations before it, and round otherwise.
             zeros = vary(jnp.zeros_like(total), varying_axes(jax.typeof(total)))
             total = jax.lax.fori_loop(0, count, add, zeros)
         return cast(total, dtype)
@@ -151,7 +151,7 @@ class Estimator(DeclaredData):
         return Directions(key, leaves, self.evaluations.distribution, self.evaluations.directions)
 
     def if_flat(self, dtypes: Any) -> str:
-        """What to tell whoever got a gradient of zero since the values did not differ.
+        """The message to whoever got a gradient of zero since the values did not differ.
 
         Args:
             dtypes: the type of the loss, and those of the parameters.

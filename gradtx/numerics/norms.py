@@ -26,7 +26,7 @@ Scales = Sequence[Any]
 Chip = Literal["cpu", "other"]
 
 Again = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function, and what it is called with."""
+"""A function, and its arguments."""
 
 
 class Norm(NamedTuple):
@@ -70,7 +70,7 @@ def norm(
 
     Args:
         x: an array.
-        axes: what to sum over; None for all, without keeping them.
+        axes: the axes to sum over; None for all, without keeping them.
         again: how to compute `x` once more, if it is not stored: a loop would have it stored.
         costly: whether `x` is so costly to compute that three sums would have it stored on a TPU or
             a GPU. Its plain squares are then summed there, which must neither overflow nor vanish.
@@ -96,7 +96,7 @@ def rms(x: Array) -> Array:
 
 
 def plain_rms(x: Array, axes: Axes = None) -> Array:
-    """The root mean square of what has squares, such as quotients of numbers of one size."""
+    """The root mean square where squares are in range, as of quotients of numbers of one size."""
     count = max(x.size if axes is None else _size(x, axes), 1)
     total = jnp.sum(abs_sq(jax.lax.stop_gradient(widen(x))), axes, keepdims=axes is not None)
     value = jnp.sqrt(total / count)
@@ -185,7 +185,7 @@ def norm_of_sums(
         sums: ``(scales, *arrays, on=None) -> sums of squares``, one for each scale, by which
             numbers are multiplied before they are squared; None is 1. `on` is the kind of chip for
             which they are traced, or None where that is not known.
-        arrays: what is summed.
+        arrays: the arrays to sum.
         again: computes the arrays once more, for a second pass.
         costly: whether chips other than a CPU take the plain sum alone.
         independent: whether no norm may depend on another, as in a loop for all of them.
@@ -242,8 +242,9 @@ def _improved(i: Array, short: Array, total: Array, unit: Array) -> Array:
 def _least(dtype: DType) -> float:
     """The least shortened norm of up to 2**32 numbers whose squares have kept their digits.
 
-    What these squares lose below the least normal number is then beyond the last place. The bound
-    does not depend on how many there are, so that a formula is the same for any number of rows.
+    The digits that they lose below the least normal number are then beyond the last place. The
+    bound does not depend on how many there are, so that a formula is the same for any number of
+    rows.
     """
     kind = jnp.finfo(dtype)
     return float(float(kind.tiny) / float(kind.eps)) ** 0.5

@@ -1,4 +1,4 @@
-"""Programs as JAX traces them (jaxprs): one interpreter, and what those ask who read them.
+"""Programs as JAX traces them (jaxprs): one interpreter, and functions that inspect them.
 
 The interpreter computes equation after equation. Whoever uses it says what the results of some
 equations are instead, and may run a called program in place of the call.

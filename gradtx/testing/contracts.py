@@ -1,4 +1,4 @@
-"""The contracts: what any transformation promises, each tried on a small case."""
+"""The contracts: the promises of any transformation, each tried on a small case."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class DoesNotApply(Exception):
 
 
 class Contract(NamedTuple):
-    """A contract: its name, what it promises, and the function that tries it."""
+    """A contract: its name, its promise, and the function that tries it."""
 
     name: str
     promise: str
@@ -340,7 +340,7 @@ def _declared(tx: GradientTransformation) -> tuple[Any, dict[str, Any]]:
 
 
 def _objects(tx: GradientTransformation) -> dict[str, Any]:
-    """What a configuration names: the builders within, and functions among the arguments."""
+    """The objects that a configuration names: builders within, functions among the arguments."""
     objects: dict[str, Any] = {}
     for each in (tx, *(child for _, child in tx.children)):
         if each.declaration is None:
