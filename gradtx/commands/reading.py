@@ -1,4 +1,4 @@
-"""What commands are given: configurations, shapes of parameters, and names of functions.
+"""The arguments of commands: configurations, shapes of parameters, and names of functions.
 
 Nothing is evaluated here, and nothing of the user's is imported.
 """
@@ -46,7 +46,7 @@ def read_config(text: str) -> Any:
 
 
 def _built(node: ast.expr) -> Any:
-    """What an expression of literals and of calls of public builders stands for."""
+    """The value of an expression of literals and of calls of public builders."""
     match node:
         case ast.Call(
             ast.Name(name) | ast.Attribute(ast.Name("gradtx"), name), positional, named

@@ -67,7 +67,7 @@ def from_lbfgs(
                 history[path][place] = value
         return history
 
-    with np.errstate(over="ignore", invalid="ignore"):  # What is not finite is refused.
+    with np.errstate(over="ignore", invalid="ignore"):  # Numbers that are not finite are refused.
         then = {path: now[path] - rate_then * d for path, d in moved.items()}
     slots = {
         "params": then,

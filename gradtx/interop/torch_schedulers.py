@@ -74,7 +74,7 @@ def rate_schedule(where: str, scheduler: Any, i: int, group: ParamGroup) -> Sche
 
     Raises:
         ValueError: the scheduler is unknown or has no schedule here (the error says which); the
-            group was added after the scheduler was made; or the current rate is not what it gives.
+            group was added after the scheduler was made; or the current rate is not its rate.
     """
     _check_group(where, scheduler, i)
     schedule = _schedule(where, scheduler, i, group)

@@ -27,8 +27,8 @@ class Use:
     """One use of a name of Optax: where it is, and the name without ``optax.``.
 
     line: in its file, or in its cell of a notebook; cell: its number from 1, or 0 in a file; call:
-    the call of it, if it is called there; outer: the call of what that returns, if it is called at
-    once; compared: whether it is compared with something.
+    the call of it, if it is called there; outer: the call of the result, if it is called at once;
+    compared: whether it is compared with something.
     """
 
     line: int
@@ -73,7 +73,7 @@ def uses(source: str | bytes) -> list[Use]:
 def read(path: Path) -> Reading:
     """The names of Optax that a Python file or a notebook uses, and faults in the file.
 
-    What is no Python is a fault if a name of Optax may stand in it.
+    Text that is no Python is a fault if a name of Optax may stand in it.
     """
     try:
         if not path.is_file():
@@ -263,7 +263,7 @@ def verdict(name: str) -> tuple[str, str] | None:
     (None, ('differs', 'divides the whole step by one plus the decay, as the paper does'))
     """
     parts = name.split(".")
-    # What is in a private module is known by the name that it has without the module.
+    # A name in a private module is known by itself, without the module.
     bare = parts[-1] if any(_is_private(part) for part in parts[:-1]) else name
     for left_out in (*(".".join(parts[: i + 1]) for i in range(len(parts))), bare):
         if (reason := LEFT_OUT.get(left_out)) is not None:
@@ -293,7 +293,7 @@ def _is_private(part: str) -> bool:
 
 
 def _private(parts: list[str]) -> str | None:
-    """What to know about a private name of Optax; None if it is not private."""
+    """A note about a private name of Optax; None if it is not private."""
     if not any(_is_private(part) for part in parts):
         return None
     public = parts[-1].lstrip("_")
@@ -406,7 +406,7 @@ def _injects_functions(use: Use) -> bool:
     return named or any(isinstance(v, ast.Lambda | ast.Starred) for v in values)
 
 
-# What differs only in some uses, and in which.
+# Names that differ only in some uses, and in which.
 _ONLY: dict[str, Callable[[Use], bool]] = {
     "MaskedNode": lambda use: use.call is not None or use.compared,
     "adadelta": _without_rate,
@@ -425,7 +425,7 @@ _ONLY: dict[str, Callable[[Use], bool]] = {
 def python_files(paths: list[Path]) -> list[Path]:
     """The Python files and notebooks among `paths` and below them, without links that lead out.
 
-    What is named itself is among them whatever it is.
+    A path that is no folder is among them whatever it is.
     """
     files: list[Path] = []
     for path in paths:

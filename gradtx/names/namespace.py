@@ -64,8 +64,8 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
         package: its name. Its stub says which names it has, and in which modules they are; its
             own modules can be had as attributes too.
     """
-    # Rarely needed modules are imported where they are used: this one is what `import gradtx`
-    # costs.
+    # Rarely needed modules are imported where they are used: this one is the cost of
+    # `import gradtx`.
     public = homes(package)
     path = getattr(sys.modules[package], "__path__", None)
 
@@ -152,7 +152,7 @@ OTHER_NAMES = {
     "exponentiallr": ["exponential_decay"],
     "exponentialmovingaverage": ["ema_params"],
 }
-"""What others call it, in small letters alone: for errors."""
+"""Names in other libraries, in small letters alone: for errors."""
 
 
 def _letters(name: str) -> str:

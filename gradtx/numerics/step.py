@@ -155,7 +155,7 @@ def debias(moment: Array, decay: Any, t: Step, *, divided: bool = False) -> Arra
 
 
 def epsilon_hat(eps: Any, decay: Any, t: Step) -> Any:
-    r"""The number to add to the corrected root, to add :math:`\epsilon` to the root before that.
+    r"""The addend of the corrected root that adds :math:`\epsilon` to the root before correction.
 
     .. math:: \sqrt{\hat\nu} + \frac{\epsilon}{\sqrt{1 - \beta^t}}
         = \frac{\sqrt{\nu} + \epsilon}{\sqrt{1 - \beta^t}}

@@ -111,7 +111,7 @@ def _on_section(x: Array, low: Array, high: Array, w: Array, c: Array) -> Array:
 def _neighbours(
     starts: Array, ends: Array, fixed: tuple[Array, ...], c: Array
 ) -> tuple[Array, Array]:
-    """Of the values of tau at which entries meet bounds, the two between which the sum is `c`."""
+    """The two neighbouring values of tau at which entries meet bounds with the sum `c` between."""
     x, low, high, w = fixed
     points = jnp.sort(jnp.concatenate([starts, ends, jnp.array([-jnp.inf, jnp.inf], x.dtype)]))
     first = jnp.sum(points == -jnp.inf, dtype=jnp.int32) - 1

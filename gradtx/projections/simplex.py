@@ -160,7 +160,7 @@ def projection_sparse_simplex(
         ValueError: the sum is negative, or there are no entries: the set is empty. Or `max_nz` is
             no positive integer, or a leaf has no such axis.
 
-    The set is not convex. Of equal entries the first are kept, though others are as near; there the
+    The set is not convex. The first of equal entries are kept, though others are as near; there the
     projection jumps, and elsewhere its derivative is that of the simplex of the kept entries.
     JAXopt's has the name `max_nz` too, and takes one vector; Optax has no sparse simplex.
 

@@ -43,10 +43,10 @@ class StateSharding:
     Attributes:
         params: a tree of shardings like the parameters.
         reductions: where each gradient is brought, tree after tree, one for each axis of `zero`: a
-            reduction over one axis at a time is what a TPU scatters.
+            TPU scatters a reduction over one axis at a time.
         state: a tree of shardings like the state, with `Padded` in place of padded slots.
         abstract: the state as `jax.ShapeDtypeStruct`, for compiling ahead of time.
-        leaves: what was done with every leaf of the state; ``print`` shows it, and `owned`.
+        leaves: the placement of every leaf of the state; ``print`` shows it, and `owned`.
         tx: the transformation.
         like: the parameters as `jax.ShapeDtypeStruct`.
         balance: whether stacks of matrices that do not divide begin at different devices.
@@ -199,9 +199,9 @@ def state_sharding(
             stacks in memory at once; ``print`` shows the operations. Not for steps that are
             differentiated in reverse.
         slots: which slots lie otherwise, and where: ``{"*/mu/*": PartitionSpec("data")}``, with a
-            path pattern of what ``print`` shows (the first that fits counts), or a function
-            ``(path, shape) -> PartitionSpec or None``. They are not divided further.
-            Slots in a codec, and stacks of matrices that devices share out, lie as ever.
+            pattern of the paths that ``print`` shows (the first that fits counts), or a function
+            ``(path, shape) -> PartitionSpec or None``. They are not divided further. Slots in a
+            codec, and stacks of matrices that devices share out, lie as ever.
 
     Returns:
         A `StateSharding`: shardings of parameters, gradients and state, and a report.
@@ -261,7 +261,7 @@ def state_sharding(
 def _if_all_are_small(
     leaves: list[LeafSharding], largest: int, over: tuple[str, ...], mesh: Mesh, min_size: int
 ) -> str | None:
-    """What to do where ZeRO divides nothing, since all parameters and slots are small."""
+    """The advice where ZeRO divides nothing, since all parameters and slots are small."""
     small = (math.prod(leaf.shape) for leaf in leaves if leaf.note == SMALL)
     sizes = [size for size in small if size > 1]
     specs = (dims_of(leaf.spec, len(leaf.spec)) for leaf in leaves)
@@ -283,7 +283,7 @@ def _device_put(x: Any, sharding: Any) -> Any:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _device_put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    # Every process has the whole and keeps what is its own.
+    # Every process has the whole array and keeps its own part.
     array = np.asarray(x)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 

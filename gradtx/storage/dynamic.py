@@ -152,7 +152,7 @@ class Int8(Mapped):
 
 
 class Int4(Mapped):
-    """The dynamic map of 4 bits, and the linear one without zero for what is not negative."""
+    """The dynamic map of 4 bits, and the linear one without zero for nonnegative numbers."""
 
     bits, block, per_byte = 4, 128, 2
     keeps_signs = False
