@@ -221,8 +221,8 @@ _COMPUTING = (
     "gradtx.tree.",
     "gradtx.wrappers.finite",
 )
-# How large the arguments may be by which memory, or the length of a program, grows: whoever wants
-# more builds the transformation, and does not read it from somewhere.
+# Limits of the arguments with which memory, or the length of a program, grows: whoever wants more
+# builds the transformation, and does not read it from somewhere.
 _AT_MOST = {
     "block_size": 2**20,
     "chunk": 2**16,

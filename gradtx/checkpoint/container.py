@@ -185,7 +185,7 @@ def _size(array: Any) -> int:
 
 
 def _beginning(names: list[str], sizes: Mapping[str, int], most: int) -> Iterator[str]:
-    """The first of these arrays, so many that they have at most `most` bytes, and at least one."""
+    """The first of these arrays, with at most `most` bytes together, and at least one."""
     total = 0
     for name in names:
         total += sizes[name]
@@ -197,8 +197,8 @@ def _beginning(names: list[str], sizes: Mapping[str, int], most: int) -> Iterato
 def _trim() -> None:
     """Have glibc give free memory back to the system.
 
-    It keeps that of arrays below 32 MB for more of them in the same thread, and those that replace
-    them are made in others.
+    It keeps the memory of arrays below 32 MB for later ones of the same thread, and other threads
+    make those.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another system
         ctypes.CDLL(None).malloc_trim(0)
@@ -270,7 +270,7 @@ def opened(path: Path, form: Form) -> Iterator[Held]:
 
     Raises:
         FileNotFoundError: there is nothing.
-        ValueError: they cannot be read; so does reading one of them.
+        ValueError: they cannot be read; reading one of them raises it too.
     """
     # Between the two renamings of a directory the old one is still there.
     source = path if path.exists() else _old(path)

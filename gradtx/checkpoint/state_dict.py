@@ -42,8 +42,8 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
 
     Returns:
         The arrays that have entries; random keys as the integers behind them; for a slot in a
-        codec, its codes and scales, ``"0/mu/w/codes"``; slots that lie in stacks with the owners of
-        matrices each by itself, so that a run on any number of devices can load them. The entry
+        codec, its codes and scales, ``"0/mu/w/codes"``; slots that lie in owners' stacks of
+        matrices, each by itself, so that a run on any number of devices can load them. The entry
         ``"gradtx"`` is the header, JSON as bytes: the format's version, the kinds of the states,
         the configuration, the arrays' types, the codecs, and checksums of itself and of every array
         that this process can read.
@@ -385,7 +385,7 @@ def _paths(state: State) -> set[str]:
 
 
 def _in_stacks(state: State, like: State) -> State:
-    """A state with those slots in stacks that are so in `like`."""
+    """A state with the same slots in stacks as in `like`."""
     needs_stacks = _holds_stacks(like) and not _holds_stacks(state)
     return in_stacks(state, like) if needs_stacks else state
 
@@ -439,7 +439,7 @@ def _damaged(flat: Mapping[str, Any], known: Mapping[str, int]) -> list[str]:
 def _adopt_names(
     flat: dict[str, Any], states: list[tuple[str, str]], start: State
 ) -> dict[str, str]:
-    """Call arrays that were saved without classes as the state to fill calls them.
+    """Rename arrays that were saved without classes to their names in the state to fill.
 
     Args:
         flat: the saved arrays by name, which is changed.

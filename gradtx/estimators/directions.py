@@ -1,7 +1,7 @@
 """Random directions in the space of the parameters, drawn again wherever they are read.
 
 Entry `j` along the first axis of leaf `i` has a key of its own, made from these two numbers. So a
-scan over stacked layers draws the part of its layer, in the bits in which it stands in the whole.
+scan over stacked layers draws the part of its layer, with the same bits as in the whole leaf.
 """
 
 import math

@@ -117,14 +117,14 @@ class Estimator(DeclaredData):
         wide = widen(values)
         equal = jnp.all(jnp.isfinite(values)) & jnp.all(values == values[:, :1])
 
-        # Where the loss is symmetric values are equal too, but that in the middle is another.
+        # Where the loss is symmetric values are equal too, but the one in the middle differs.
         def equals_middle(_: Array, turn: Array) -> Array:
             # Inside of the loop: before it the loss would be evaluated at every step.
             return along(0, inside(jnp.zeros([], float), turn)) == values[0, 0]
 
         flat = loop_once_if(equal, equals_middle, equal)
-        # They are zeros then anyway. But so the step waits until the loss has read the parameters,
-        # of which a CPU would make a copy to overwrite them before.
+        # They are zeros then anyway. But so the step waits until the loss has read the parameters:
+        # a CPU would copy them to overwrite them earlier.
         total = jnp.where(flat, 0.0, weights(wide))
         return Measured(cast(jnp.mean(wide), values.dtype), total, flat)
 

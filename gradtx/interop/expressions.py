@@ -27,7 +27,7 @@ _OFTEN = {"*": "{0,}", "+": "{1,}", "?": "{0,1}"}
 
 
 class _Work(NamedTuple):
-    """At most how many steps it takes to try a part of a pattern, and how many ways there are.
+    """Bounds of the steps that it takes to try a part of a pattern, and of the number of ways.
 
     Both are floats, so that far too large ones are infinite. varies: whether the part has a
     repetition or an alternative in it.

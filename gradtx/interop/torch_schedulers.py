@@ -209,7 +209,7 @@ def _restarts(s: Any, i: int, base: float) -> Schedule:
     return cosine_restarts_schedule(base, s.T_0, t_mul=s.T_mult, alpha=alpha)
 
 
-# From the base rate and the epoch alone.
+# Schedules from the base rate and the epoch alone.
 _OF_BASE: dict[str, Callable[[Any, int, float], Schedule]] = {
     "LambdaLR": lambda s, i, base: multiply_schedules(base, _function(s, i)),
     "MultiplicativeLR": lambda s, i, base: multiplicative_schedule(base, _function(s, i)),

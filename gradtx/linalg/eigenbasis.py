@@ -19,7 +19,7 @@ Basis: TypeAlias = Literal["qr", "products"]
 FIRST_SWEEPS = 20
 MOST_SWEEPS = 4
 
-# Of degree 4, through 1 / sqrt(1 + x) at the Chebyshev nodes of [0, 1]: wrong by at most 8.5e-5.
+# Degree 4, through 1 / sqrt(1 + x) at the Chebyshev nodes of [0, 1]: wrong by at most 8.5e-5.
 _INVERSE_ROOT = (0.99991554, -0.49570115, 0.33736243, -0.18411854, 0.04969328)
 
 

@@ -251,8 +251,8 @@ def spectral_norm_bound(x: Array) -> Array:
     .. math:: \frac{\lVert X^3 e_j \rVert}{\lVert X^2 e_j \rVert}, \qquad
         j = \arg\max_j \lVert X e_j \rVert
 
-    Of shape ``(..., 1, 1)``. Source: the bound of X.-L. Li, Stochastic Hessian Fittings with Lie
-    Groups, 2024, arXiv:2402.11858, for matrices that are not Hermitian.
+    Its shape is ``(..., 1, 1)``. Source: the bound of X.-L. Li, Stochastic Hessian Fittings with
+    Lie Groups, 2024, arXiv:2402.11858, for matrices that are not Hermitian.
 
     >>> float(spectral_norm_bound(jnp.diag(jnp.array([3.0, 4.0])))[0, 0])
     4.0

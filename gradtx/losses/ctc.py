@@ -142,7 +142,7 @@ def ctc_loss_with_forward_probs(
 
 
 def _said(blank: Array, label: Array) -> Array:
-    """For each `n`, the log-probability of `n` labels so far, the last frame blank or not."""
+    """The log-probability of each number `n` of labels so far, the last frame blank or not."""
     rest = jnp.logaddexp(blank[:, 1:], label)
     return jnp.concatenate([blank[:, :1], rest], 1)
 

@@ -40,7 +40,7 @@ class _Plan(NamedTuple):
 class _Sums(NamedTuple):
     """Over words: the largest logit, the log-sum-exp of all less that, and the label's loss.
 
-    The loss is apart from the log-sum-exp so that slopes of both are not added: they nearly cancel.
+    The loss is separate from the log-sum-exp: their slopes, if added, would nearly cancel.
     """
 
     largest: Array
@@ -263,7 +263,7 @@ def _with_others(over: Any, is_here: Array, log_sum: Array, loss: Array) -> Arra
 
 
 def _chunk(tokens: int, words: int) -> int:
-    """So many words that their logits are few; if possible of chunks that are all alike."""
+    """The words in a chunk, whose logits are then few; if possible, chunks are all alike."""
     most = min(_WORDS, max(_ENTRIES // max(tokens, 1) // _LANES, 1) * _LANES)
     sizes = range(most, most // 2, -_LANES)
     return next((size for size in sizes if words % size == 0), most)

@@ -78,7 +78,7 @@ def dice_loss(
 
 
 def _probabilities(logits: Array) -> tuple[Array, Array]:
-    """Those of logits, and 1 minus them, each with the digits of a number near 0."""
+    """Probabilities from logits, and 1 minus them, each with the digits of a number near 0."""
     if logits.shape[-1] > 1:
         return _softmax(logits)
     log_p = jax.nn.log_sigmoid(logits)

@@ -185,15 +185,15 @@ def replace(old: Array, new: Array, *readers: Array) -> Array:
 def fuse(x: Array, *, after: Array, on: Backends = "tpu") -> Array:
     """`x`, which a compiler fuses with its readers.
 
-    It does this for a quotient: `x` is divided by a 1 that is known after the scalar `after`. On a
-    TPU for a slot that becomes the gradient, or a direction that :func:`replace` would make it
+    It does this for a quotient: `x` is divided by a 1 that is known after the scalar `after`. A TPU
+    needs it for a slot that becomes the gradient, or a direction that :func:`replace` would make it
     store. Without it, the slot of optimistic gradient descent::
 
         %copy = f32[N] copy(%gradients)
 
-    On a GPU for a slot that is summed in the step that writes it, and once more for one term of the
-    sum: otherwise a slot that is cheap to compute is written by a kernel of its own, and read again
-    by the sum. MoMo's momentum::
+    A GPU needs it for a slot that is summed in the step that writes it, and once more for one term
+    of the sum: otherwise a slot that is cheap to compute is written by a kernel of its own, and
+    read again by the sum. MoMo's momentum::
 
         %loop_add_fusion.1 = f32[N] fusion(%gradients, ..., %state_exp_avg, ...)
         %input_reduce_fusion = (f32[8192], ...) fusion(%loop_add_fusion.1, %params, %gradients)

@@ -242,9 +242,8 @@ def _improved(i: Array, short: Array, total: Array, unit: Array) -> Array:
 def _least(dtype: DType) -> float:
     """The least shortened norm of up to 2**32 numbers whose squares have kept their digits.
 
-    The digits that they lose below the least normal number are then beyond the last place. The
-    bound does not depend on how many there are, so that a formula is the same for any number of
-    rows.
+    Digits lost below the least normal number are then beyond the last place. The bound does not
+    depend on how many there are, so that a formula is the same for any number of rows.
     """
     kind = jnp.finfo(dtype)
     return float(float(kind.tiny) / float(kind.eps)) ** 0.5

@@ -94,8 +94,8 @@ class Uses(NamedTuple):
     """Where the variables of a program are computed and read.
 
     Attributes:
-        computed: for a variable the index of the equation that computes it.
-        read: for a variable the equations that read it, by their indices, and the index of the
+        computed: the index of the equation that computes each variable.
+        read: the equations that read each variable, by their indices, and the index of the
             variable among the inputs of each.
     """
 
@@ -138,7 +138,7 @@ def equations(
 
     Args:
         jaxpr: the program.
-        enters: of which equations the programs are looked into.
+        enters: whether to look into the programs of an equation.
         turns: how often the program is run.
     """
     for eqn in jaxpr.eqns:

@@ -411,7 +411,7 @@ def _slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 
 def _check_alike(owners: Any, taken: Any) -> None:
-    """Raise Mixed unless of layers whose numbers follow each other the same entries are taken."""
+    """Raise Mixed unless the same entries are taken of layers whose numbers follow each other."""
     layers = np.unique(owners[owners >= 0])
     for a, b in itertools.pairwise(layers.tolist()):
         if b == a + 1 and not np.array_equal(taken[owners == a], taken[owners == b]):

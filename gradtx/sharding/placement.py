@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Dims = tuple[tuple[str, ...], ...]
-"""For each dimension of an array the mesh axes that divide it."""
+"""The mesh axes that divide each dimension of an array."""
 
 
 SMALL = "small, left alone"

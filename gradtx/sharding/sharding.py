@@ -75,7 +75,7 @@ class StateSharding:
 
     @functools.cached_property
     def owned(self) -> tuple[Stack, ...]:
-        """The stacks of matrices of which each device transforms some, whole. Allocates nothing."""
+        """The stacks whose matrices devices share out and transform whole. Allocates nothing."""
         places = jax.tree.leaves(self.gradients)
         if not any(len(place.spec) for place in places):
             return ()

@@ -54,7 +54,7 @@ class Format:
         keeps_signs: whether Lion, whose step is the sign of its momentum, learns with the
             momentum in this format while gradients become small.
         drawn: whether codes can only be read with the key with which they were written.
-        types: of the parts, by their names, that `encode` gives in float32 and that are kept in
+        types: the types, by name, of the parts that `encode` gives in float32 and that are kept in
             a shorter type, of which they are numbers.
     """
 

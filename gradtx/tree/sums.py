@@ -94,7 +94,7 @@ def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = Fals
     """The norm of :func:`global_norm`, in parts that are numbers where it is none.
 
     Args:
-        tree: as there.
+        tree: as in :func:`global_norm`.
         again: how to compute a tree that is not stored once more.
         costly: as in :func:`gradtx.numerics.norm`.
     """
