@@ -199,9 +199,9 @@ def state_sharding(
             stacks in memory at once; ``print`` shows the operations. Not for steps that are
             differentiated in reverse.
         slots: which slots lie otherwise, and where: ``{"*/mu/*": PartitionSpec("data")}``, with a
-            pattern of the paths that ``print`` shows (the first that fits counts), or a function
-            ``(path, shape) -> PartitionSpec or None``. They are not divided further. Slots in a
-            codec, and stacks of matrices that devices share out, lie as ever.
+            path pattern for the paths that ``print`` shows (the first that fits counts), or a
+            function ``(path, shape) -> PartitionSpec or None``. They are not divided further. Slots
+            in a codec, and stacks of matrices that devices share out, lie as ever.
 
     Returns:
         A `StateSharding`: shardings of parameters, gradients and state, and a report.
