@@ -1,7 +1,7 @@
 """Configurations: a transformation as JSON-able data, and back.
 
-A configuration is data. Reading one looks names up in gradtx's registry and in what the caller
-hands over; nothing in it is evaluated or imported.
+A configuration is data. Reading one looks names up in gradtx's registry and among the caller's
+objects; nothing in it is evaluated or imported.
 """
 
 import inspect
@@ -123,7 +123,7 @@ def from_config(
     """The transformation, or the schedule, that a configuration describes.
 
     Args:
-        config: what :func:`to_config` returned, perhaps through JSON.
+        config: the result of :func:`to_config`, perhaps through JSON.
         custom_objects: your own builders, and functions and NamedTuple classes that occur among the
             arguments, by name. They take precedence over gradtx's.
 
@@ -135,8 +135,8 @@ def from_config(
             large that a state would fill the memory, such as a window of 2**31 gradients.
         TypeError: a value of the wrong type.
 
-    Of gradtx's functions a configuration may name builders and what only computes on arrays, such
-    as ``"tree.norm"`` and losses; what reads or writes files is not found.
+    A configuration may name builders, and functions of gradtx that only compute on arrays, such as
+    ``"tree.norm"`` and losses; functions that read or write files are not found.
 
     >>> import gradtx, json
     >>> tx = gradtx.adam(gradtx.cosine_decay_schedule(1e-3, 100))
@@ -210,8 +210,8 @@ def _find_function(name: str) -> Callable[..., Any] | None:
 
 # Where there are functions that a configuration may name, besides the top level.
 _PLACES = ("", "tree", "projections", "losses", "transforms.trust")
-# At the top level: besides builders, what only computes on the arrays that it is handed. What reads
-# or writes files, builds programs or changes settings is not among them.
+# At the top level: builders, and functions that only compute on their arrays. Those that read or
+# write files, build programs or change settings are not among them.
 _COMPUTING = (
     "gradtx.linalg.linear_algebra",
     "gradtx.losses.",
@@ -221,8 +221,8 @@ _COMPUTING = (
     "gradtx.tree.",
     "gradtx.wrappers.finite",
 )
-# How large the arguments may be by which memory, or the length of a program, grows: whoever wants
-# more builds the transformation, and does not read it from somewhere.
+# Limits of the arguments with which memory, or the length of a program, grows: whoever wants more
+# builds the transformation, and does not read it from somewhere.
 _AT_MOST = {
     "block_size": 2**20,
     "chunk": 2**16,

@@ -154,7 +154,7 @@ def _opened_orbax(path: Path) -> Iterator[Held]:
         tree = getattr(metadata, "item_metadata", metadata)
         sizes = {name: _size(array) for name, array in getattr(tree, "tree", tree).items()}
         left, read = sorted(sizes), dict[str, np.ndarray]()
-        # Of all together there would be two copies at a time; each call takes a while.
+        # One call for all would keep two copies of everything, and each call takes a while.
         most = max(sum(sizes.values()) // 32, 2**22)
 
         def take(name: str) -> np.ndarray:
@@ -185,7 +185,7 @@ def _size(array: Any) -> int:
 
 
 def _beginning(names: list[str], sizes: Mapping[str, int], most: int) -> Iterator[str]:
-    """The first of these arrays, so many that they have at most `most` bytes, and at least one."""
+    """The first of these arrays, with at most `most` bytes together, and at least one."""
     total = 0
     for name in names:
         total += sizes[name]
@@ -197,8 +197,8 @@ def _beginning(names: list[str], sizes: Mapping[str, int], most: int) -> Iterato
 def _trim() -> None:
     """Have glibc give free memory back to the system.
 
-    It keeps that of arrays below 32 MB for more of them in the same thread, and those that replace
-    them are made in others.
+    It keeps the memory of arrays below 32 MB for later ones of the same thread, and other threads
+    make those.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another system
         ctypes.CDLL(None).malloc_trim(0)
@@ -270,7 +270,7 @@ def opened(path: Path, form: Form) -> Iterator[Held]:
 
     Raises:
         FileNotFoundError: there is nothing.
-        ValueError: they cannot be read; so does reading one of them.
+        ValueError: they cannot be read; reading one of them raises it too.
     """
     # Between the two renamings of a directory the old one is still there.
     source = path if path.exists() else _old(path)
@@ -310,7 +310,7 @@ def _replace_directory(new: Path, path: Path) -> None:
     """Replace a directory, which cannot be done atomically: the old one is kept until then.
 
     Raises:
-        FileExistsError: what is there was not written by Orbax.
+        FileExistsError: the old directory was not written by Orbax.
     """
     if path.exists():
         if not (path / "_METADATA").exists():
@@ -329,7 +329,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush to disk what was written, except a directory on systems that cannot do that."""
+    """Flush a file or directory to disk, except a directory on systems that cannot do that."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

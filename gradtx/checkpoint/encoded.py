@@ -34,7 +34,7 @@ def gathered(flat: Mapping[str, Any], header: Mapping[str, Any], version: int) -
 
     Args:
         flat: the arrays by name.
-        header: what the state dict says of encoded slots.
+        header: the state dict's record of encoded slots.
         version: the format of the state dict.
 
     Raises:

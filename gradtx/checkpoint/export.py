@@ -52,12 +52,12 @@ def _storage(data: Any) -> Any:
     return tuple(names), Codec(*codec), tuple(shape), jnp.dtype(dtype)
 
 
-# For types that are not named tuples: how to read from JSON what their trees hold besides arrays.
+# For types that are not named tuples: how to read the parts that are not arrays from JSON.
 _OWN = {NamedStates: _names, Encoded: _storage}
 
 
 def _reader(kind: type) -> Callable[[Any], Any] | None:
-    """The function that reads what a type keeps beside arrays, if need be its own `from_json`."""
+    """The function that reads the parts of a type beside arrays, if need be its `from_json`."""
     return _OWN.get(kind) or getattr(kind, "from_json", None)
 
 

@@ -59,7 +59,7 @@ def _walk(
 
 
 def _name(node: Any, key: Any) -> str:
-    """What a path calls a child of a node; the content of one of Flax's objects has its name."""
+    """The name of a child of a node in a path; the content of one of Flax's objects has its own."""
     if is_box(node):
         return ""
     return key.name if isinstance(key, NamedTupleKey) else path_string((key,))
@@ -93,15 +93,15 @@ def saved_names(state: State, saved: Iterable[str]) -> dict[str, str]:
     names = known | {name[:i] for name in known for i, c in enumerate(name) if c == "/"}
     renamed = {}
     for path, name in _by_place(state, "", "", names):
-        inside = _join(name, _CONTENT)
-        name = inside if name not in known and inside in known else name
+        content = _join(name, _CONTENT)
+        name = content if name not in known and content in known else name
         if path not in known and name in known:
             renamed[path] = name
     return renamed
 
 
 def _by_place(node: Any, path: str, name: str, names: set[str]) -> Iterator[tuple[str, str]]:
-    """The paths of the arrays in a state, and what they are called among `names`."""
+    """The paths of the arrays in a state, and their names among `names`."""
     children = [] if is_encoded(node) else children_of(node)
     if not children:
         yield path, name
@@ -155,37 +155,37 @@ def match(
         flat: the saved arrays by path.
         arrays: the new ones by path.
     """
-    kept: dict[str, str] = {}
+    saved_paths: dict[str, str] = {}
     changed: dict[str, str] = {}
     used: set[str] = set()
     pairs = _ranked(old, new, flat, arrays)
     for before, after in pairs:
-        _claim(before, after, flat, arrays, kept, used, changed)
+        _claim(before, after, flat, arrays, saved_paths, used, changed)
     for before, after in pairs:
         for name in after.leaves.keys() & before.leaves.keys():
             path, was = after.leaves[name], before.leaves[name]
-            if path not in kept and path not in changed and was not in used:
+            if path not in saved_paths and path not in changed and was not in used:
                 changed[path] = f"{shown(flat[was])} before, {shown(arrays[path])} now"
                 used.add(was)
-    _go_on(new, flat, kept)
+    _go_on(new, flat, saved_paths)
     saved = {path for node in old for path in node.leaves.values()}
-    return Match(kept, changed, saved - used)
+    return Match(saved_paths, changed, saved - used)
 
 
-def _go_on(new: list[Node], flat: Mapping[str, Any], kept: dict[str, str]) -> None:
+def _go_on(new: list[Node], flat: Mapping[str, Any], saved_paths: dict[str, str]) -> None:
     """Let new states that only count continue from the step of all other counters.
 
     A schedule that replaces a number has such a state; a moving average, which starts over, does
     not. If the other counters disagree, there is no such step.
     """
     counters = [node.leaves[name] for node in new for name in node.counters if name in node.leaves]
-    known = [kept[path] for path in counters if path in kept]
+    known = [saved_paths[path] for path in counters if path in saved_paths]
     if len({int(flat[path]) for path in known if np.ndim(flat[path]) == 0}) != 1:
         return
     for node in new:
         if node.leaves.keys() <= set(node.counters):
             for path in node.leaves.values():
-                kept.setdefault(path, known[0])
+                saved_paths.setdefault(path, known[0])
 
 
 def _ranked(
@@ -227,7 +227,7 @@ def _claim(
     after: Node,
     flat: Mapping[str, Any],
     arrays: Mapping[str, Array],
-    kept: dict[str, str],
+    saved_paths: dict[str, str],
     used: set[str],
     changed: dict[str, str],
 ) -> None:
@@ -236,7 +236,7 @@ def _claim(
     def fits(name: str) -> bool:
         path, was = after.leaves[name], before.leaves.get(name)
         return (
-            path not in kept
+            path not in saved_paths
             and was is not None
             and np.shape(flat[was]) == np.shape(arrays[path])
             and _convertible(flat[was].dtype, arrays[path].dtype)
@@ -252,7 +252,7 @@ def _claim(
         rest = [n for n in rest if before.leaves[n] not in used]
     for name in slots + rest:
         path, was = after.leaves[name], before.leaves[name]
-        kept[path] = was
+        saved_paths[path] = was
         used.add(was)
         if form_of(flat[was]) != form_of(arrays[path]):
             changed[path] = f"{shown(flat[was])} before, {shown(arrays[path])} now"

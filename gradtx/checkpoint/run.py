@@ -39,13 +39,13 @@ _LONGEST_NAME = 65_000
 
 
 class Checkpoint(NamedTuple):
-    """What :func:`load_checkpoint` found; None for what was not saved.
+    """The contents of a checkpoint; None for each part that was not saved.
 
     Read it by the names of its fields, of which there may be more in a later version.
 
     params: the parameters; state: the state; tx: the transformation; step: the number of steps;
-    keys: the random keys, and whatever else was saved with them; model_state: what else the model
-    keeps.
+    keys: the random keys, and whatever else was saved with them; model_state: the model's other
+    state.
     """
 
     params: Params
@@ -84,8 +84,8 @@ def save_checkpoint(
     """Write a run to a file, whole or not at all.
 
     It is written under another name beside `path`, flushed to disk, and renamed: whenever the
-    process ends, `path` holds either what was there before or the new file in full. Every array has
-    a checksum, and so does the header that lists the arrays.
+    process ends, `path` holds either the previous file or the new one in full. Every array has a
+    checksum, and so does the header that lists the arrays.
 
     Args:
         path: where to write. The suffix says how: ``.npz`` (NumPy), ``.safetensors`` or
@@ -97,23 +97,23 @@ def save_checkpoint(
         step: how many steps were taken.
         keys: a tree of random keys, and of any other arrays that the run needs to continue, such as
             the position in the data.
-        model_state: what the model keeps besides parameters, such as batch statistics and the keys
-            of dropout: the rest of ``nnx.split(model, nnx.Param, ...)``, linen's collections,
+        model_state: the model's state besides parameters, such as batch statistics and the keys of
+            dropout: the rest of ``nnx.split(model, nnx.Param, ...)``, linen's collections,
             Equinox's ``State``, the state of Haiku's ``transform_with_state``.
         form: ``"npz"``, ``"safetensors"`` or ``"orbax"``; by the suffix by default.
         background: return as soon as everything has been copied, and write meanwhile. The run may
             go on, and donate its arrays. The next save waits for this one, and so does the end of
             the process, except that Orbax cannot write then: wait for its result.
-            If the process is killed, what was there before stays.
+            If the process is killed, the previous file stays.
 
     Returns:
         None, or with `background` a `concurrent.futures.Future`: its ``result()`` waits until the
-        file is there, and raises what went wrong, of which there is a warning too.
+        file is there, and raises any error, of which there is a warning too.
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it; ``.npz`` cannot
             keep a name; the form is unknown; an array lies in part on other hosts; `state` is not
-            one of `tx` for `params`, and could not be loaded with them; what is at `path` is not a
+            one of `tx` for `params`, and could not be loaded with them; `path` exists and is not a
             file.
         TypeError: a leaf is not an array, or `tx` cannot be written as a configuration.
         ImportError: safetensors or Orbax is not installed.
@@ -173,7 +173,7 @@ def load_checkpoint(
     custom_objects: Mapping[str, Callable[..., Any]] | None = None,
     form: str | None = None,
 ) -> Checkpoint:
-    """Read what :func:`save_checkpoint` wrote, bit for bit, or raise.
+    """Read a checkpoint of :func:`save_checkpoint`, bit for bit, or raise.
 
     Args:
         path: the file, or Orbax's directory.
@@ -185,11 +185,11 @@ def load_checkpoint(
             nested dicts by their paths, without empty containers.
         state: a state whose types of containers the loaded one takes, where a library has its own,
             such as ``opt_state`` of ``nnx.Optimizer``.
-        keys: for the saved `keys` what `params` is for the parameters.
-        model_state: for the saved `model_state` likewise.
+        keys: as `params`, for the saved `keys`.
+        model_state: as `params`, for the saved `model_state`.
         strict: refuse a state that does not fit `tx` altogether; otherwise warn. It does not make
             damaged arrays pass.
-        custom_objects: what the configuration names that is not gradtx's, as in
+        custom_objects: the objects other than gradtx's that the configuration names, as in
             :func:`from_config`.
         form: as in :func:`save_checkpoint`.
 
@@ -385,7 +385,7 @@ def _checked(arrays: container.Held, entries: dict[str, _Entry]) -> dict[str, An
     Arrays of a type that JAX has not enabled stay NumPy's.
 
     Raises:
-        ValueError: one is missing, is not in the header, or is not what was written.
+        ValueError: one is missing, is not in the header, or differs from the one that was written.
     """
     names = set(arrays.names) - {_HEADER}
     full = {name for name, entry in entries.items() if 0 not in entry.shape}
@@ -451,7 +451,7 @@ def _leaf(x: Any, entry: _Entry) -> Any:
         return np.array(x)
     if entry.kind == "python":
         return x.item()
-    # Copied now, not when JAX finds the time: until then what was read is kept too.
+    # Copied now, not when JAX finds the time: until then the array that was read is kept too.
     array = jax.block_until_ready(jnp.array(x, copy=True))
     return array if entry.kind == "jax" else jax.random.wrap_key_data(array, impl=entry.kind)
 

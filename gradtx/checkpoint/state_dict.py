@@ -42,8 +42,8 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
 
     Returns:
         The arrays that have entries; random keys as the integers behind them; for a slot in a
-        codec, its codes and scales, ``"0/mu/w/codes"``; slots that lie in stacks with the owners of
-        matrices each by itself, so that a run on any number of devices can load them. The entry
+        codec, its codes and scales, ``"0/mu/w/codes"``; slots that lie in owners' stacks of
+        matrices, each by itself, so that a run on any number of devices can load them. The entry
         ``"gradtx"`` is the header, JSON as bytes: the format's version, the kinds of the states,
         the configuration, the arrays' types, the codecs, and checksums of itself and of every array
         that this process can read.
@@ -153,7 +153,7 @@ def saved_config(flat: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration that was written beside a state, or None; for :func:`from_config`.
 
     Args:
-        flat: what :func:`state_dict` returned.
+        flat: the result of :func:`state_dict`.
 
     Raises:
         ValueError: this was not written by :func:`state_dict`, or by a later version of it.
@@ -199,12 +199,12 @@ def load_state_dict(
     *,
     state: State = None,
 ) -> State:
-    """The state of a transformation from what :func:`state_dict` returned.
+    """The state of a transformation from the arrays of :func:`state_dict`.
 
     A slot in a codec is converted to the codec, or the type, in which `tx` keeps it. A slot is kept
     even if its transformation has moved: when clipping or an average is added to a chain, a group
-    is renamed, added or split, or Adam becomes AMSGrad. What is new is as ``tx.init(params)`` makes
-    it. :func:`match_state_dict` says what went where.
+    is renamed, added or split, or Adam becomes AMSGrad. New leaves are as ``tx.init(params)`` makes
+    them. :func:`match_state_dict` says what went where.
 
     A state that was restored without its classes, with dicts and lists in place of named tuples, as
     by Orbax or ``flax.serialization``, goes through :func:`state_dict` too. Its arrays are found by
@@ -214,8 +214,8 @@ def load_state_dict(
         tx: the transformation, perhaps another than the one that was saved.
         params: the parameters.
         flat: the arrays by path.
-        strict: refuse if anything is missing, left over, changed in shape, type or kind, or not
-            what was written, as after a bit flip in a file; otherwise warn.
+        strict: refuse if anything is missing, left over, changed in shape, type or kind, or
+            damaged, as by a bit flip in a file; otherwise warn.
         state: as in :func:`match_state_dict`.
 
     Returns:
@@ -270,8 +270,8 @@ def match_state_dict(
 
     Args:
         tx: the transformation, perhaps another than the one that was saved.
-        params: the parameters, for the shapes of what is new.
-        flat: what :func:`state_dict` returned.
+        params: the parameters, for the shapes of new leaves.
+        flat: the result of :func:`state_dict`.
         state: a state of `tx` whose types of containers the new one takes, where a library has its
             own, such as ``opt_state`` of ``nnx.Optimizer``.
 
@@ -306,7 +306,7 @@ def _match(
     for name, x in by_name.items():
         _check_array(name, x)
     damaged = [] if adopted else _damaged(by_name, header["checksums"])
-    # What is new has to be made; where everything was saved, its shapes and types are enough.
+    # New leaves have to be initialised; where everything was saved, shapes and types are enough.
     start = _shapes_of_state(tx, params)
     flat = gathered(by_name, header["encoded"], header["version"])
     del by_name
@@ -315,25 +315,25 @@ def _match(
     fresh = _as_saved(start, flat)
     saved = _saved_nodes(flat, states, matching.nodes(fresh))
     arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
-    kept, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
-    if not kept.keys() >= arrays.keys():
+    saved_paths, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
+    if not saved_paths.keys() >= arrays.keys():
         start = with_extra_args_support(tx).init(params)
         fresh = _as_saved(start, flat)
         arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
-        kept, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
-    if arrays and header["states"] and not kept:
+        saved_paths, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
+    if arrays and header["states"] and not saved_paths:
         raise ValueError(
             "load_state_dict: nothing in the saved state fits this transformation and these "
             f"parameters; it holds {listed(sorted(flat))}, and what is needed "
             f"is {listed(arrays)}"
         )
-    left = collections.Counter(kept.values())
+    left = collections.Counter(saved_paths.values())
     leaves = []
     for path, leaf in matching.leaves(fresh):
-        if path in kept:
-            left[kept[path]] -= 1
-            last = adopted and not left[kept[path]]
-            value = flat.pop(kept[path]) if last else flat[kept[path]]
+        if path in saved_paths:
+            left[saved_paths[path]] -= 1
+            last = adopted and not left[saved_paths[path]]
+            value = flat.pop(saved_paths[path]) if last else flat[saved_paths[path]]
             restored = _restored(leaf, arrays[path], value, copy=not last)
             leaves.append(_placed_like(leaf, restored))
             del value
@@ -345,8 +345,8 @@ def _match(
     (_, state), _ = committed((params, state))
     return StateMatch(
         state=state,
-        kept={path: names.get(name, name) for path, name in kept.items()},
-        missing=[path for path in arrays if path not in kept and path not in changed],
+        kept={path: names.get(name, name) for path, name in saved_paths.items()},
+        missing=[path for path in arrays if path not in saved_paths and path not in changed],
         extra=sorted(names.get(name, name) for name in extra),
         changed=changed,
         damaged=damaged,
@@ -385,9 +385,9 @@ def _paths(state: State) -> set[str]:
 
 
 def _in_stacks(state: State, like: State) -> State:
-    """A state with those slots in stacks that are so in `like`."""
-    apart_yet = _holds_stacks(like) and not _holds_stacks(state)
-    return in_stacks(state, like) if apart_yet else state
+    """A state with the same slots in stacks as in `like`."""
+    needs_stacks = _holds_stacks(like) and not _holds_stacks(state)
+    return in_stacks(state, like) if needs_stacks else state
 
 
 def _shapes_of_state(tx: GradientTransformation, params: Params) -> State:
@@ -439,7 +439,7 @@ def _damaged(flat: Mapping[str, Any], known: Mapping[str, int]) -> list[str]:
 def _adopt_names(
     flat: dict[str, Any], states: list[tuple[str, str]], start: State
 ) -> dict[str, str]:
-    """Call arrays that were saved without classes as the state to fill calls them.
+    """Rename arrays that were saved without classes to their names in the state to fill.
 
     Args:
         flat: the saved arrays by name, which is changed.
@@ -466,7 +466,7 @@ def _adopt_names(
 
 
 def _in_parts(state: State, flat: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The slots of a state in codecs of which the parts were saved, and what these codecs are."""
+    """The slots of a state in codecs whose parts were saved, and these codecs."""
     for path, leaf in matching.leaves(state):
         parts = [name for name, _ in parts_of(path, leaf)]
         if is_encoded(leaf) and path not in flat and any(name in flat for name in parts):
@@ -517,7 +517,7 @@ def _check_array(path: str, value: Any) -> None:
 
 
 def _restored(leaf: Any, array: Any, value: Any, *, copy: bool) -> Any:
-    # The state may be donated, so that what belongs to someone else is copied.
+    # The state may be donated, so that arrays of someone else are copied.
     make = functools.partial(jnp.array, copy=True) if copy else jnp.asarray
     if is_encoded(leaf) and is_encoded(value) and form_of(leaf) == form_of(value):
         value = leaf.holding(value)

@@ -21,7 +21,7 @@ def families() -> dict[str, dict[str, str]]:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print what is there, of one family or with a word in it if asked; 1 if nothing is."""
+    """Print all names, or those of one family or with a word in them; 1 if there are none."""
     everything = families()
     if arguments.family not in (None, *everything):
         known = ", ".join(everything)

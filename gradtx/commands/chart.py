@@ -48,7 +48,7 @@ def _values(schedule: DeclaredSchedule, steps: int) -> tuple[Any, Any]:
 
 
 def text_chart(counts: Any, values: Any) -> str:
-    """Values over counts as a chart of characters; what is not finite is left out."""
+    """Values over counts as a chart of characters, without those that are not finite."""
     finite = np.isfinite(values)
     if not finite.any():
         return "no value is finite"

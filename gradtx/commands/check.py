@@ -15,7 +15,7 @@ def check(arguments: argparse.Namespace) -> int:
         print(f"no such file or directory: {', '.join(absent)}", file=sys.stderr)
         return 1
     readings = {file: read(file) for file in python_files(arguments.paths)}
-    assigned = {name for reading in readings.values() for name in reading.own}
+    assigned = {name for reading in readings.values() for name in reading.assigned}
     counts = {"used": 0, "missing": 0, "refused": 0, "differs": 0, "unread": 0}
     for file, reading in readings.items():
         for fault in reading.faults:

@@ -1,4 +1,4 @@
-"""``describe``, ``diff`` and ``validate``: what configurations say."""
+"""``describe``, ``diff`` and ``validate``: the commands about configurations."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from gradtx.leaves.paths import path_string, with_paths
 
 
 def describe(arguments: argparse.Namespace) -> int:
-    """Print what a transformation keeps for some parameters, and its bytes."""
+    """Print the state of a transformation for some parameters, and its bytes."""
     tx = read_config(arguments.config)
     if not isinstance(tx, GradientTransformation):
         raise TypeError(f"{tx!r:.80} is a schedule, and keeps nothing: `plot` shows its values")

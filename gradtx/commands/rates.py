@@ -19,7 +19,7 @@ from gradtx.commands.chart import save_figure
 from gradtx.training.rates import count_batches, find_rate, loss_arguments
 
 RETURNS = "(loss_fn, build, params, batches), as gradtx.find_rate takes them"
-EVERY = 0.1  # seconds between what is shown of the progress
+EVERY = 0.1  # seconds between reports of progress
 
 
 def find(arguments: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def find(arguments: argparse.Namespace) -> int:
 
 
 def _called(what: str, function: Callable[..., Any], *args: Any) -> Any:
-    """What the user's code returns; where it fails, its traceback is printed."""
+    """The result of the user's code; where it fails, its traceback is printed."""
     try:
         return function(*args)
     except Exception as error:

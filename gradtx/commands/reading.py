@@ -1,4 +1,4 @@
-"""What commands are given: configurations, shapes of parameters, and names of functions.
+"""The arguments of commands: configurations, shapes of parameters, and names of functions.
 
 Nothing is evaluated here, and nothing of the user's is imported.
 """
@@ -46,18 +46,18 @@ def read_config(text: str) -> Any:
 
 
 def _built(node: ast.expr) -> Any:
-    """What an expression of literals and of calls of public builders stands for."""
+    """The value of an expression of literals and of calls of public builders."""
     match node:
-        case ast.Call(ast.Name(name) | ast.Attribute(ast.Name("gradtx"), name), given, named) if (
-            all(k.arg for k in named)
-        ):
+        case ast.Call(
+            ast.Name(name) | ast.Attribute(ast.Name("gradtx"), name), positional, named
+        ) if all(k.arg for k in named):
             builder = find_builder(name)
             if builder is None:
                 close = difflib.get_close_matches(name, homes("gradtx"), 1, 0.7)
                 hint = f"did you mean {close[0]!r}?" if close else "`list` shows what does"
                 raise ValueError(f"{name!r} builds nothing in gradtx: {hint}")
             return builder.public(
-                *map(_built, given), **{str(k.arg): _built(k.value) for k in named}
+                *map(_built, positional), **{str(k.arg): _built(k.value) for k in named}
             )
         case ast.List(items):
             return list(map(_built, items))

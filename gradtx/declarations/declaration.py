@@ -1,7 +1,7 @@
 """Declarations: how a built object remembers what built it.
 
-A builder is an ordinary function with annotated arguments. What it builds carries a `Declaration`
-(the builder and the arguments), and from that alone follow repr, equality, hash, pickling, being a
+A builder is an ordinary function with annotated arguments. Its result carries a `Declaration` (the
+builder and the arguments), and from that alone follow repr, equality, hash, pickling, being a
 pytree whose leaves are the array hyperparameters, configuration, and replacing an argument.
 """
 
@@ -21,7 +21,7 @@ from gradtx.names.namespace import homes
 from gradtx.numerics import signed
 from gradtx.types.update_size import DeclaredSize, SizeRule, UpdateSize
 
-# What other libraries call an argument.
+# The names of an argument in other libraries.
 OTHER_NAMES = {
     "lr": ["learning_rate"],
     "betas": ["b1", "b2"],
@@ -78,7 +78,7 @@ class Formerly(NamedTuple):
 class Kept(NamedTuple):
     """An annotation of an argument that a declaration keeps in another form, as data.
 
-    `form` makes it of what was given, and returns what already has it unchanged.
+    `form` makes it of the argument, and returns a value that already has it unchanged.
     """
 
     form: Callable[[str, Any], Any]
@@ -90,10 +90,10 @@ class Builder:
     Args:
         function: the function as it was written.
         native: it takes schedules itself; otherwise they are evaluated for it at each step.
-        update_size: how large the updates of what it builds are, if it is known.
+        update_size: how large the updates of the transformation are, if it is known.
 
     Attributes:
-        static: what it builds is a pytree without leaves, whatever its arguments are.
+        static: its results are pytrees without leaves, whatever its arguments are.
     """
 
     static = False
@@ -140,7 +140,7 @@ class Builder:
         return {name: mark.form for name, mark in named_marks if isinstance(mark, Kept)}
 
     def recorded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that were written down, with what those meant that were not there yet."""
+        """Arguments that were written down, with values for those that were added since."""
         missing = [name for name in self.signature.parameters if name not in arguments]
         former = {
             name: mark.value
@@ -167,7 +167,7 @@ class Builder:
             if name in self._forms:
                 bound.arguments[name] = self._forms[name](f"{self.name}: {name}", value)
         return {
-            name: _own(value if self._range(name) is None else _number(value))
+            name: _canonical(value if self._range(name) is None else _number(value))
             for name, value in bound.arguments.items()
         }
 
@@ -226,7 +226,7 @@ def _number(value: Any) -> Any:
     return as_schedule(signed(value))
 
 
-def _own(value: Any) -> Any:
+def _canonical(value: Any) -> Any:
     """An argument in canonical form, which nobody else can change.
 
     NumPy scalars become Python numbers, and scalar types become dtypes; NumPy arrays and Python
@@ -240,9 +240,9 @@ def _own(value: Any) -> Any:
         value = value.copy()
         value.flags.writeable = False
     elif type(value) is dict:
-        return {key: _own(item) for key, item in value.items()}
+        return {key: _canonical(item) for key, item in value.items()}
     elif type(value) in (list, tuple):
-        return type(value)(map(_own, value))
+        return type(value)(map(_canonical, value))
     return value
 
 
@@ -363,7 +363,7 @@ _SMALL = 1024
 
 
 def _described(leaf: Any, most: int | None = _SMALL) -> Any:
-    """What a leaf is compared and hashed by: for an array of up to `most` entries, its bytes."""
+    """The key by which a leaf is compared and hashed: of up to `most` entries, their bytes."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return leaf
     kind = str(leaf.dtype)
@@ -392,13 +392,13 @@ def _format(value: Any) -> str:
 
 
 class Declared:
-    """What a builder built: it has a declaration, or None if it was made by hand."""
+    """The result of a builder: it has a declaration, or None if it was made by hand."""
 
     declaration: Declaration | None = None
 
 
 class DeclaredData(Declared):
-    """What a builder built, as a pytree: its leaves are the hyperparameters that are arrays."""
+    """The result of a builder, as a pytree: its leaves are the hyperparameters that are arrays."""
 
     declaration: Declaration
 
@@ -447,7 +447,7 @@ class Words:
 
 
 def readable(signature: inspect.Signature, *, schedules: bool) -> inspect.Signature:
-    """A signature with what may be passed instead of the ranges, for ``help``."""
+    """A signature with the types to pass instead of the ranges, for ``help``."""
 
     def shown(parameter: inspect.Parameter) -> inspect.Parameter:
         words = checks.words(parameter.annotation, schedules=schedules)
@@ -488,7 +488,7 @@ def publish(build: Any, builder: Builder, *, schedules: bool = True) -> Any:
 
     Args:
         build: the public function.
-        builder: what it calls.
+        builder: the builder that it calls.
         schedules: a hyperparameter may be a schedule.
     """
     build.__name__ = builder.function.__name__

@@ -83,8 +83,7 @@ def evaluated(tx: _D) -> _D:
         tx: a transformation, or a schedule.
 
     Returns:
-        `tx` with arrays in place of what the functions return, for the same state; `tx` itself
-        if it has none.
+        `tx` with the functions' values as arrays, for the same state; `tx` itself if it has none.
 
     >>> import gradtx
     >>> rate = 0.5

@@ -16,8 +16,8 @@ class HostValue:
 
     Args:
         function: ``() -> value``, a number or an array of one entry.
-        value: what it returned, for the step to use. If it is None the step itself, compiled or
-            not, calls the function through a host callback.
+        value: its result, for the step to use. If it is None the step itself, compiled or not,
+            calls the function through a host callback.
 
     >>> HostValue(lambda: 0.5)(7)
     Array(0.5, dtype=float32)

@@ -28,7 +28,7 @@ class Schedules:
     """The hyperparameters of a declaration that are schedules.
 
     Args:
-        declaration: what was declared.
+        declaration: the declaration.
     """
 
     def __init__(self, declaration: Declaration) -> None:

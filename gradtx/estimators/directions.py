@@ -1,7 +1,7 @@
 """Random directions in the space of the parameters, drawn again wherever they are read.
 
 Entry `j` along the first axis of leaf `i` has a key of its own, made from these two numbers. So a
-scan over stacked layers draws the part of its layer, in the bits in which it stands in the whole.
+scan over stacked layers draws the part of its layer, with the same bits as in the whole leaf.
 """
 
 import math
@@ -55,14 +55,14 @@ class Directions:
 
     def leaf(self, i: int, k: Any) -> Array:
         """Leaf `i` of direction `k`, in at least single precision."""
-        return self._stretched(k, self._whole(k, i))
+        return self._stretched(k, self._drawn_leaf(k, i))
 
     def layer(self, i: int, j: Any, k: Any) -> Array:
         """Entry `j` along the first axis of that leaf, drawn alone."""
         leaf = self.leaves[i]
         return self._stretched(k, self._drawn(k, i, j, leaf.shape[1:], leaf.dtype))
 
-    def _whole(self, k: Any, i: int) -> Array:
+    def _drawn_leaf(self, k: Any, i: int) -> Array:
         leaf = self.leaves[i]
         shape, dtype = leaf.shape, leaf.dtype
         if 0 in shape:
@@ -97,7 +97,7 @@ class Directions:
         leaf = self.leaves[i]
         layers, *layer = leaf.shape or (0,)
         if not 0 < layers <= _MOST_LAYERS or math.prod(layer) < _LARGE_LAYER:
-            return sum_sq(self._whole(k, i))
+            return sum_sq(self._drawn_leaf(k, i))
 
         def of_layer(j: Array) -> Array:
             return sum_sq(self._drawn(k, i, j, tuple(layer), leaf.dtype))

@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 
 
 class Evaluations(NamedTuple):
-    r"""Where an estimator evaluates the loss, and what it makes of the values.
+    r"""Where an estimator evaluates the loss, and the weights that follow from the values.
 
     Its gradient is :math:`\sum_k c_k z_k` over random directions :math:`z_k`.
 
@@ -38,7 +38,7 @@ class Evaluations(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What an estimator found out about a loss.
+    """An estimator's measurements of a loss.
 
     value: the mean of the values; weights: the numbers by which directions are multiplied;
     flat: whether in every direction the values on both sides were equal and finite, and in the
@@ -72,15 +72,15 @@ class Estimator(DeclaredData):
                     f"TrainStep.replace({argument}=...) puts another array in its place and "
                     "compiles nothing"
                 )
-        made = cls(declaration)
-        made.evaluations  # noqa: B018  # so that arguments are checked
-        return made
+        estimator = cls(declaration)
+        estimator.evaluations  # noqa: B018  # so that arguments are checked
+        return estimator
 
     @functools.cached_property
     def evaluations(self) -> Evaluations:
         """Where the loss is evaluated."""
-        made: Evaluations = self.declaration.builder.call(self.declaration.arguments)
-        return made
+        evaluations: Evaluations = self.declaration.builder.call(self.declaration.arguments)
+        return evaluations
 
     @property
     def evaluation_count(self) -> int:
@@ -117,14 +117,14 @@ class Estimator(DeclaredData):
         wide = widen(values)
         equal = jnp.all(jnp.isfinite(values)) & jnp.all(values == values[:, :1])
 
-        # Where the loss is symmetric values are equal too, but that in the middle is another.
+        # Where the loss is symmetric values are equal too, but the one in the middle differs.
         def equals_middle(_: Array, turn: Array) -> Array:
             # Inside of the loop: before it the loss would be evaluated at every step.
             return along(0, inside(jnp.zeros([], float), turn)) == values[0, 0]
 
         flat = loop_once_if(equal, equals_middle, equal)
-        # They are zeros then anyway. But so the step waits until the loss has read the parameters,
-        # of which a CPU would make a copy to overwrite them before.
+        # They are zeros then anyway. But so the step waits until the loss has read the parameters:
+        # a CPU would copy them to overwrite them earlier.
         total = jnp.where(flat, 0.0, weights(wide))
         return Measured(cast(jnp.mean(wide), values.dtype), total, flat)
 
@@ -141,7 +141,7 @@ class Estimator(DeclaredData):
         count, total = self.evaluations.directions, term(0)
         if count > 1:
             # From zeros, so that there are several iterations: a compiler would run a single one
-            # in the same kernel as what is before it, and round otherwise.
+            # in the same kernel as the operations before it, and round otherwise.
             zeros = vary(jnp.zeros_like(total), varying_axes(jax.typeof(total)))
             total = jax.lax.fori_loop(0, count, add, zeros)
         return cast(total, dtype)
@@ -151,7 +151,7 @@ class Estimator(DeclaredData):
         return Directions(key, leaves, self.evaluations.distribution, self.evaluations.directions)
 
     def if_flat(self, dtypes: Any) -> str:
-        """What to tell whoever got a gradient of zero since the values did not differ.
+        """The message to whoever got a gradient of zero since the values did not differ.
 
         Args:
             dtypes: the type of the loss, and those of the parameters.

@@ -32,12 +32,12 @@ def spsa(
     The loss is evaluated `2 n` times and never differentiated: it may be an accuracy, or hold a
     ``jax.pure_callback``. The value that a step returns is the mean of these losses, which differs
     from the loss at the parameters by :math:`O(c^2)`; with `has_aux` the loss is evaluated once
-    more, at the parameters, and the value and what else it returns are those.
+    more, at the parameters, for the value and the auxiliary output.
 
     The expectation of the estimate is the gradient but for :math:`O(c^2)`; its variance grows with
     the number of parameters, so that steps must be smaller, and hundreds of times more, than those
-    of a backward pass. Of :math:`1/z` in the paper the estimate takes :math:`z`, which is the same
-    for 1 and -1. Parameters in bfloat16 are moved to the nearest number there.
+    of a backward pass. The estimate has :math:`z` in place of the paper's :math:`1/z`, which is the
+    same for 1 and -1. Parameters in bfloat16 are moved to the nearest number there.
 
     Returns:
         An estimator, data as an optimizer is, for the argument `gradients` of :func:`minimize`,

@@ -1,4 +1,4 @@
-"""Descriptions: what a transformation keeps for some parameters, and its size."""
+"""Descriptions: the state of a transformation for some parameters, and its size."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class SlotInfo:
 
 @dataclass(frozen=True)
 class Description:
-    """What :func:`describe` found; ``print`` shows it as a table."""
+    """The result of :func:`describe`; ``print`` shows it as a table."""
 
     transformation: str
     links: tuple[str, ...]
@@ -118,7 +118,7 @@ class Description:
 
 
 def communications(tx: GradientTransformation) -> list[Communication]:
-    """The records of what `tx` and the transformations within it send between devices."""
+    """The records of messages between devices, of `tx` and of the transformations within it."""
     tx = with_extra_args_support(tx)
     communication = tx.facet(Communication)
     below = [x for part in tx.inside for x in communications(part)]
@@ -130,7 +130,7 @@ def communications(tx: GradientTransformation) -> list[Communication]:
 
 
 def sent(tx: GradientTransformation, params: Params) -> list[Sent]:
-    """What a device sends in a step of `tx`, by each part for the leaves that it is given."""
+    """The messages of a device in a step of `tx`, by each part for its leaves."""
     return _state_and_sent(tx, params)[1]
 
 
@@ -190,7 +190,7 @@ def _bytes(tree: PyTree) -> int:
 
 
 def describe(tx: GradientTransformation, params: Params) -> Description:
-    """What a transformation keeps for some parameters, computed without allocating it.
+    """The state of a transformation for some parameters, computed without allocating it.
 
     Args:
         tx: the transformation.

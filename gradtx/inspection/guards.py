@@ -1,4 +1,4 @@
-"""What guards have seen and done, in the numbers of one report."""
+"""A report of what guards have seen and done, in numbers."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from gradtx.types import Array, State
 
 
 class GuardReport(NamedTuple):
-    """What :func:`guard` has done since the state was made, and what it saw in the last step.
+    """The decisions of :func:`guard` since the state was made, and the numbers of its last step.
 
     Counts, i32[]:
 
@@ -22,10 +22,10 @@ class GuardReport(NamedTuple):
     - clipped: taken with a gradient that the guard's own `clip_quantile` clipped.
     - broken: taken from a finite gradient, with an update that was not finite.
 
-    Of the last step, f32[]: gradient_norm and clip_factor, before and of the guard's own clipping;
-    update_norm and update_ratio, that norm over the parameters', both 0 if the step was skipped;
-    learning_rate, 0 if the optimizer has none or several, which :func:`hyperparams` lists;
-    loss_scale, 1 without :func:`dynamic_loss_scale`.
+    Numbers of the last step, f32[]: gradient_norm, before the guard's own clipping; clip_factor, of
+    that clipping; update_norm and update_ratio, that norm over the parameters', both 0 if the step
+    was skipped; learning_rate, 0 if the optimizer has none or several, which :func:`hyperparams`
+    lists; loss_scale, 1 without :func:`dynamic_loss_scale`.
     """
 
     steps: Array

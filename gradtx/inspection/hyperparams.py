@@ -28,7 +28,7 @@ from gradtx.types import (
 
 _D = TypeVar("_D", bound=Declared)
 
-# What a state may call its count of steps, or of windows, and what that is at the start.
+# The names that a state may have for its count of steps, or of windows, and the first count.
 _CLOCKS = {"count": 0, "gradient_step": 0, "step_count": 1}
 
 
@@ -80,8 +80,8 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
     A learning rate is the current one: in a chain with :func:`reduce_on_plateau`, the reduced rate.
     :func:`replace` sets the rate before the reduction.
 
-    What :func:`inject_hyperparams` keeps in the state is there too, under its name; of another
-    library's form of it, the values of the last step.
+    Hyperparameters that :func:`inject_hyperparams` keeps in the state are there too, under their
+    names; with another library's form of it, the values of the last step.
 
     >>> import gradtx
     >>> tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(gradtx.linear_schedule(1.0, 0.0, 10)))
@@ -187,8 +187,8 @@ def _reduced(
         after = itertools.takewhile(lambda link: _is_rate(link[1]), links[i + 1 :])
         names = [name for name, *_ in (*links[:i], *after)]
         for path, value in {**values, **reduced}.items():
-            inside = any(path.startswith(f"{name}.") for name in names)
-            if inside and path.endswith("learning_rate") and value is not None:
+            multiplied = any(path.startswith(f"{name}.") for name in names)
+            if multiplied and path.endswith("learning_rate") and value is not None:
                 reduced[path] = math.prod(factors, start=value)
     return reduced
 

@@ -30,7 +30,7 @@ def step_counters(state: State) -> Iterator[tuple[Any, int]]:
 
 
 def iterations(state: State) -> Array:
-    """How many steps a state has seen: what Keras calls ``optimizer.iterations``.
+    """How many steps a state has seen, Keras's ``optimizer.iterations``.
 
     Args:
         state: a state of any transformation, in a chain, a group or a wrapper, or of Optax's.

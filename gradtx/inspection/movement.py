@@ -48,7 +48,7 @@ def unmoved(before: State, after: State) -> dict[str, float]:
 
 
 def _entries(tree: Any) -> list[Array]:
-    """For each leaf the numbers to compare; a last axis holds the numbers of one entry."""
+    """The numbers to compare for each leaf; a last axis holds the numbers of one entry."""
     return [
         jnp.stack(list(leaf.entries()), -1) if is_encoded(leaf) else jnp.asarray(leaf)[..., None]
         for leaf in jax.tree.leaves(tree, is_leaf=is_encoded)

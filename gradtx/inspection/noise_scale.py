@@ -52,7 +52,7 @@ def noise_scale(
         large_square: :math:`|g_B|^2`, that of the gradient of `B` examples: their mean gradient.
         small_batch: `b`, at least 1.
         large_batch: `B`, above `b`.
-        average: what the last step returned; None at the first.
+        average: the result of the last step; None at the first.
         decay: in [0, 1).
 
     Returns:
@@ -113,8 +113,8 @@ def noise_scale_of_parts(
 ) -> NoiseScale:
     r"""The average with an estimate from the gradients of parts of a batch.
 
-    The parts may have different weights: :math:`\sum_i w_i |g_i|^2 / W` of `n` parts is what one
-    part of weight :math:`W / n` has on average.
+    The parts may have different weights: :math:`\sum_i w_i |g_i|^2 / W` of `n` parts is the
+    expected square of one part of weight :math:`W / n`.
 
     Args:
         squares: :math:`\sum_i w_i |g_i|^2`.

@@ -10,9 +10,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RateLaw:
-    """What :func:`fit_rate_law` found: log rate as a linear function of logs.
+    """The result of :func:`fit_rate_law`: log rate as a linear function of logs.
 
-    names: what the rate is a power of; exponents: the powers; errors: their standard errors;
+    names: the quantities in the law; exponents: their powers; errors: their standard errors;
     constant: the log of the rate where each is 1; deviation: that of a run's log rate from the law;
     ranges: the least and largest value of each among the runs; runs: how many.
     """
@@ -72,9 +72,9 @@ def fit_rate_law(runs: Sequence[Mapping[str, Any]]) -> RateLaw:
     by least squares. The standard errors are those of the estimates under independent :math:`z`.
 
     Args:
-        runs: for each, ``{"rate": ..., name: value, ...}``: the best rate, and what it may depend
-            on, such as width, tokens and batch, under the same names for all. At least two more
-            runs than names.
+        runs: for each, ``{"rate": ..., name: value, ...}``: the best rate, and quantities on which
+            it may depend, such as width, tokens and batch, under the same names for all. At least
+            two more runs than names.
 
     Raises:
         ValueError: there are too few runs, a number is not positive, the names differ from run to

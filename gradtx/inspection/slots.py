@@ -110,7 +110,7 @@ def get_slot(state: State, name: str, path: Path | None = None) -> Any:
             tree.
 
     Returns:
-        The slot of that parameter, or the tree of slots. What is kept in another form, as by
+        The slot of that parameter, or the tree of slots. A slot in another form, as by
         :func:`store`, is decoded.
 
     Raises:
@@ -189,13 +189,13 @@ def set_slot(state: StateT, name: str, value: PyTree, path: Path | None = None) 
                 f"{getattr(after, 'dtype', type(after).__name__)}{list(np.shape(after))}"
             )
 
-    def put(holder: Any, this: str, tree: PyTree) -> PyTree:
-        return _kept_as(tree, value) if this == full else tree
+    def new_slot(holder: Any, this: str, tree: PyTree) -> PyTree:
+        return _stored_like(tree, value) if this == full else tree
 
-    return map_slots(state, put)
+    return map_slots(state, new_slot)
 
 
-def _kept_as(old: PyTree, value: PyTree) -> PyTree:
+def _stored_like(old: PyTree, value: PyTree) -> PyTree:
     """`value` encoded or stored as the leaves of the slot `old` are."""
     return jax.tree.map(
         lambda x, new: x.store(new) if is_stored(x) else new,
@@ -211,7 +211,7 @@ def map_slots(state: Any, f: Callable[[Any, str, PyTree], PyTree], prefix: str =
     Args:
         state: the state.
         f: gets the state class that has the field, the slot's full name, and its tree.
-        prefix: what stands before the names.
+        prefix: the text before the names.
     """
     if hasattr(state, "_fields"):
         new = {}

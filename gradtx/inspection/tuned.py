@@ -29,9 +29,9 @@ def tuned_settings(name: str) -> TunedSettings:
     about 19,000 parameters and run for 300 to 500 steps, and larger ones need smaller learning
     rates. `learning_rate` and `adam_learning_rate` are peaks, after a warm-up of 5 % of the steps
     and before a cosine to zero, except for optimizers without a schedule, such as
-    :func:`schedule_free_adamw`. `adam_learning_rate` is for AdamW, which trains what a matrix
-    optimizer leaves. The leaderboard in the docs says how the settings were found, and how certain
-    it is that one optimizer is better than another.
+    :func:`schedule_free_adamw`. `adam_learning_rate` is for AdamW, which trains the leaves that a
+    matrix optimizer does not. The leaderboard in the docs says how the settings were found, and how
+    certain it is that one optimizer is better than another.
 
     Args:
         name: an optimizer's name, such as ``"muon"``; also ``"sgd, momentum"``,

@@ -27,9 +27,9 @@ _OFTEN = {"*": "{0,}", "+": "{1,}", "?": "{0,1}"}
 
 
 class _Work(NamedTuple):
-    """At most how many steps it takes to try a part of a pattern, and how many ways there are.
+    """Bounds of the steps that it takes to try a part of a pattern, and of the number of ways.
 
-    Both are floats, so that what is far too much is infinite. varies: whether the part has a
+    Both are floats, so that far too large ones are infinite. varies: whether the part has a
     repetition or an alternative in it.
     """
 
@@ -50,8 +50,8 @@ def fullmatch(pattern: str, text: str) -> bool:
 
     Raises:
         re.error: it is not a regular expression, it might take long, as when one repetition is
-            inside of another, or it has what is not taken here: references to groups, or flags
-            within the pattern.
+            inside of another, or it has references to groups, or flags within the pattern, which
+            are not taken here.
 
     >>> fullmatch("(.*/)?(dense|conv)_[0-9]+/kernel", "block/conv_1/kernel")
     True
@@ -88,9 +88,9 @@ def _work(pattern: str, text: str) -> _Work:
     """The work of trying a valid pattern at one position of `text`."""
     flags = _FLAGS.match(pattern)
     tokens = _TOKEN.findall(pattern, flags.end() if flags else 0)
-    # With a flag, what follows a repetition need not occur in the text as it is written.
+    # With a flag, the text after a repetition need not occur as it is written.
     lost = flags is not None and "i" in flags[0]
-    # For each group that is open: what is before the last "|", and what follows it.
+    # For each group that is open: the work before the last "|", and the work after it.
     before: list[_Work | None] = [None]
     rows = [_Work()]
     for at, token in enumerate(tokens):

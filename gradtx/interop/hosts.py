@@ -13,7 +13,7 @@ def with_extra_args(tx: GradientTransformation, **extra_args: Any) -> GradientTr
 
     Args:
         tx: the transformation.
-        extra_args: what ``update`` gets besides what the host passes, such as ``value``.
+        extra_args: arguments of ``update`` that the host does not pass, such as ``value``.
 
     Returns:
         A pair with the same states. For the ``TrainState`` of Flax, inside the compiled step::

@@ -27,8 +27,8 @@ def from_keras(
     """A Keras optimizer as a transformation with Keras's own formulas.
 
     Args:
-        source: the optimizer; or what ``keras.optimizers.serialize`` returned, perhaps through
-            JSON; or what its ``get_config`` returned, with `class_name`.
+        source: the optimizer; or the result of ``keras.optimizers.serialize``, perhaps through
+            JSON; or that of its ``get_config``, with `class_name`.
         params: the parameters, to continue from the optimizer's state: the values of its variables,
             in a tree of any structure.
         variables: the optimizer's variables in their order, as arrays, or as a mapping from
@@ -58,13 +58,13 @@ def from_keras(
 
     The optimizers of TensorFlow before 2.11 (OptimizerV2, ``tf.keras.optimizers.legacy``) are
     recognized by the options that only they have, such as ``decay`` or ``lr``, and keep their own
-    formulas; `variables` are then what their ``get_weights`` returned.
+    formulas; `variables` are then the result of their ``get_weights``.
 
     When Keras accumulates gradients, its schedules count micro-batches, and its moving average of
     the weights moves with each of them. The same happens here.
 
     Constraints of the variables become :func:`project`, whose norms have no epsilon, and which
-    gives equal entries to a zero vector that must have a norm. Constraints, and what was passed to
+    gives equal entries to a zero vector that must have a norm. Constraints, and the arguments of
     ``exclude_from_weight_decay``, are known to the optimizer only, not to its configuration.
 
     In both, a gradient of `None` leaves a parameter and its slots as they are, and the step counts

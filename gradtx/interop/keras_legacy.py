@@ -17,7 +17,7 @@ from gradtx.schedules.products import multiply_schedules
 from gradtx.transforms.clipping import clip, clip_by_global_norm, clip_by_norm
 
 _OLD_NAMES = {"lr": "learning_rate", "schedule_decay": "decay"}
-# Options that came later, with what was done before they did.
+# Options that came later, with values for the formulas before them.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Adagrad": {"initial_accumulator_value": 0.0},
     "Adam": {"amsgrad": False},
@@ -40,7 +40,7 @@ def is_legacy(config: Any) -> bool:
 def legacy(
     name: str, config: Mapping[str, Any], leaves: list[Leaf] | None, values: Arrays | None
 ) -> tuple[GradientTransformation, Fill]:
-    """The optimizer with OptimizerV2's formulas, and what fills a state with its weights.
+    """The optimizer with OptimizerV2's formulas, and the function that fills a state from weights.
 
     Raises:
         ValueError: OptimizerV2 had no such class; an option is unknown, missing, or out of range.
@@ -74,9 +74,9 @@ def legacy(
     if core.scalar is not None:
         scalars[core.scalar] = values.take(core.scalar, ())
     # One slot of all variables after the other, except for Ftrl, which has both of each together.
-    apart = [[slot] for group in core.slots for slot in group]
+    single_slots = [[slot] for group in core.slots for slot in group]
     slots: dict[str, dict[str, Any]] = {}
-    for group in core.slots if name == "Ftrl" else apart:
+    for group in core.slots if name == "Ftrl" else single_slots:
         for leaf in leaves or []:
             for slot in group:
                 bare, sign = slot.removeprefix("-"), -1 if slot.startswith("-") else 1

@@ -1,4 +1,4 @@
-"""What each of Keras's optimizers adds to the base class, with Keras's own formulas."""
+"""Keras's optimizers in addition to their base class, with Keras's own formulas."""
 
 import re
 from collections.abc import Callable, Sequence

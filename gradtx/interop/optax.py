@@ -102,7 +102,7 @@ def _restated(state: Any, like: Any, where: str, path: str) -> Any:
                 f"{type(like).__name__} has: is it of another transformation?"
             )
         if {"mini_step", "acc_grads"} <= set(like._fields):
-            # Optax adds to what is there, which states saved by early versions kept after a window.
+            # Optax adds to the sum, which states saved by early versions kept after a window.
             started = jnp.asarray(state.mini_step) > 0
             empty = jax.tree.map(lambda a: jnp.where(started, a, 0), state.acc_grads)
             state = state._replace(acc_grads=empty)

@@ -1,4 +1,4 @@
-"""Reading what other libraries wrote: options by key, arrays one after another."""
+"""Readers of other libraries' data: options by key, arrays one after another."""
 
 import math
 import numbers
@@ -213,7 +213,7 @@ def ordered(
 
 
 def _turned(there: Sequence[int], here: Sequence[int]) -> str:
-    """What to do if a leaf is the transpose of a parameter; nothing for other shapes."""
+    """The advice if a leaf is the transpose of a parameter; empty for other shapes."""
     if tuple(here) != tuple(there)[::-1]:
         return ""
     return (

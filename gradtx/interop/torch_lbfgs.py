@@ -61,13 +61,13 @@ def from_lbfgs(
     now = {path_string(path): np.asarray(p) for path, p in leaves_with_path(params)[0]}
 
     def stacked(pairs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        made = {leaf.path: np.zeros((size, *leaf.shape)) for leaf in leaves}
+        history = {leaf.path: np.zeros((size, *leaf.shape)) for leaf in leaves}
         for place, pair in zip(places, pairs, strict=True):
             for path, value in pair.items():
-                made[path][place] = value
-        return made
+                history[path][place] = value
+        return history
 
-    with np.errstate(over="ignore", invalid="ignore"):  # What is not finite is refused.
+    with np.errstate(over="ignore", invalid="ignore"):  # Numbers that are not finite are refused.
         then = {path: now[path] - rate_then * d for path, d in moved.items()}
     slots = {
         "params": then,

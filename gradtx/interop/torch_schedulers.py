@@ -74,17 +74,17 @@ def rate_schedule(where: str, scheduler: Any, i: int, group: ParamGroup) -> Sche
 
     Raises:
         ValueError: the scheduler is unknown or has no schedule here (the error says which); the
-            group was added after the scheduler was made; or the current rate is not what it gives.
+            group was added after the scheduler was made; or the current rate is not its rate.
     """
     _check_group(where, scheduler, i)
-    made = _schedule(where, scheduler, i, group)
-    now, scheduled = float(group["lr"]), float(made(jnp.int32(epoch(scheduler))))
+    schedule = _schedule(where, scheduler, i, group)
+    now, scheduled = float(group["lr"]), float(schedule(jnp.int32(epoch(scheduler))))
     if not abs(now - scheduled) <= 1e-5 * max(abs(now), abs(scheduled)):
         raise ValueError(
             f"{where}: the learning rate in force is {now:g}, and {type(scheduler).__name__} gives "
             f"{scheduled:g} at its epoch {epoch(scheduler)}: something else has set it since"
         )
-    return made
+    return schedule
 
 
 def momentum_schedule(scheduler: Any, i: int, group: ParamGroup) -> Schedule | None:
@@ -209,7 +209,7 @@ def _restarts(s: Any, i: int, base: float) -> Schedule:
     return cosine_restarts_schedule(base, s.T_0, t_mul=s.T_mult, alpha=alpha)
 
 
-# From the base rate and the epoch alone.
+# Schedules from the base rate and the epoch alone.
 _OF_BASE: dict[str, Callable[[Any, int, float], Schedule]] = {
     "LambdaLR": lambda s, i, base: multiply_schedules(base, _function(s, i)),
     "MultiplicativeLR": lambda s, i, base: multiplicative_schedule(base, _function(s, i)),

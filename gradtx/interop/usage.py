@@ -27,8 +27,8 @@ class Use:
     """One use of a name of Optax: where it is, and the name without ``optax.``.
 
     line: in its file, or in its cell of a notebook; cell: its number from 1, or 0 in a file; call:
-    the call of it, if it is called there; outer: the call of what that returns, if it is called at
-    once; compared: whether it is compared with something.
+    the call of it, if it is called there; outer: the call of the result, if it is called at once;
+    compared: whether it is compared with something.
     """
 
     line: int
@@ -43,12 +43,13 @@ class Use:
 class Reading:
     """The uses of Optax that were found in a file.
 
-    uses: of names of Optax; own: the names that the file itself gives to Optax's modules; faults:
-    what could not be read, and why; notes: the same where nothing of Optax is in it.
+    uses: of names of Optax; assigned: the names that the file itself gives to Optax's modules;
+    faults: the parts that could not be read, and why; notes: the same where nothing of Optax is in
+    them.
     """
 
     uses: list[Use]
-    own: set[str]
+    assigned: set[str]
     faults: list[str]
     notes: list[str] = field(default_factory=list)
 
@@ -66,13 +67,13 @@ def uses(source: str | bytes) -> list[Use]:
     >>> uses("import optax as ox; from optax.contrib import muon; tx = ox.adam(1e-3)")
     [Use(line=1, name='adam'), Use(line=1, name='contrib.muon')]
     """
-    return _found([(0, _parsed(source))]).uses
+    return _reading([(0, _parsed(source))]).uses
 
 
 def read(path: Path) -> Reading:
     """The names of Optax that a Python file or a notebook uses, and faults in the file.
 
-    What is no Python is a fault if a name of Optax may stand in it.
+    Text that is no Python is a fault if a name of Optax may stand in it.
     """
     try:
         if not path.is_file():
@@ -92,14 +93,14 @@ def read(path: Path) -> Reading:
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             words = f"cell {number}: {_words(error)}" if number else _words(error)
             unread.append((text.decode("latin-1") if isinstance(text, bytes) else text, words))
-    reading = _found(trees)
+    reading = _reading(trees)
     nodes = (node for _, tree in trees for node in ast.walk(tree)) if unread else ()
     names = {"optax", *(local for node in nodes for local, _, _ in _imports(node))}
     faults: list[str] = []
     notes: list[str] = []
     for text, words in unread:
         (faults if any(name in text for name in names) else notes).append(words)
-    return Reading(reading.uses, reading.own, faults, notes)
+    return Reading(reading.uses, reading.assigned, faults, notes)
 
 
 def _words(error: BaseException) -> str:
@@ -157,7 +158,7 @@ def _parsed_cell(text: str) -> ast.Module:
             lines[at : last + 1] = [f"{command[1]}pass", *[""] * (last - at)]
 
 
-def _found(trees: list[tuple[int, ast.Module]]) -> Reading:
+def _reading(trees: list[tuple[int, ast.Module]]) -> Reading:
     """The uses in several pieces of code that share their names."""
     places: dict[str, str] = {}  # what each local name stands for, "" for Optax itself
     all_uses: list[Use] = []
@@ -262,7 +263,7 @@ def verdict(name: str) -> tuple[str, str] | None:
     (None, ('differs', 'divides the whole step by one plus the decay, as the paper does'))
     """
     parts = name.split(".")
-    # What is in a private module is known by the name that it has without the module.
+    # A name in a private module is known by itself, without the module.
     bare = parts[-1] if any(_is_private(part) for part in parts[:-1]) else name
     for left_out in (*(".".join(parts[: i + 1]) for i in range(len(parts))), bare):
         if (reason := LEFT_OUT.get(left_out)) is not None:
@@ -292,7 +293,7 @@ def _is_private(part: str) -> bool:
 
 
 def _private(parts: list[str]) -> str | None:
-    """What to know about a private name of Optax; None if it is not private."""
+    """A note about a private name of Optax; None if it is not private."""
     if not any(_is_private(part) for part in parts):
         return None
     public = parts[-1].lstrip("_")
@@ -367,7 +368,7 @@ def _is_none(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _given(place: int, name: str) -> Callable[[Use], bool]:
+def _passes(place: int, name: str) -> Callable[[Use], bool]:
     """The test whether a call may give this argument a value other than None."""
     return lambda use: (
         use.call is not None
@@ -405,17 +406,17 @@ def _injects_functions(use: Use) -> bool:
     return named or any(isinstance(v, ast.Lambda | ast.Starred) for v in values)
 
 
-# What differs only in some uses, and in which.
+# Names that differ only in some uses, and in which.
 _ONLY: dict[str, Callable[[Use], bool]] = {
     "MaskedNode": lambda use: use.call is not None or use.compared,
     "adadelta": _without_rate,
     "differentially_private_aggregate": _without_key(2),
     "dpsgd": _without_key(3),
     "inject_hyperparams": _injects_functions,
-    "microbatch": _given(3, "accumulator"),
-    "momo": _given(3, "weight_decay"),
-    "momo_adam": _given(5, "weight_decay"),
-    "polyak_sgd": _given(1, "scaling"),
+    "microbatch": _passes(3, "accumulator"),
+    "momo": _passes(3, "weight_decay"),
+    "momo_adam": _passes(5, "weight_decay"),
+    "polyak_sgd": _passes(1, "scaling"),
     "scale_by_learning_rate": _without_rate,
     "schedule_free": _with_schedule,
 }
@@ -424,7 +425,7 @@ _ONLY: dict[str, Callable[[Use], bool]] = {
 def python_files(paths: list[Path]) -> list[Path]:
     """The Python files and notebooks among `paths` and below them, without links that lead out.
 
-    What is named itself is among them whatever it is.
+    A path that is no folder is among them whatever it is.
     """
     files: list[Path] = []
     for path in paths:

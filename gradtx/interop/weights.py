@@ -39,9 +39,9 @@ def set_weights(state: State, weights: Sequence[Any]) -> State:
 
     Args:
         state: a state of the same transformation and parameters, such as ``tx.init(params)``.
-        weights: the arrays; the iteration has 32 bits or is a Python integer. What Keras or
-            TensorFlow wrote has an order and signs of its own, and holds a learning rate:
-            :func:`from_keras` reads that, with the configuration.
+        weights: the arrays; the iteration has 32 bits or is a Python integer. Weights of Keras or
+            TensorFlow have an order and signs of their own, and hold a learning rate:
+            :func:`from_keras` reads these, with the configuration.
 
     Returns:
         The new state.

@@ -24,8 +24,8 @@ def factorized(factorize: Callable[..., Any], x: Array, *beside: Array) -> Any:
     part. Where as many run at once as there are threads, all wait, and the program never ends.
 
     Args:
-        factorize: from matrices to a tree of arrays, such as ``jnp.linalg.eigh``; what solves
-            triangular systems waits in the same way.
+        factorize: from matrices to a tree of arrays, such as ``jnp.linalg.eigh``; solvers of
+            triangular systems wait in the same way.
         x: matrices, in the last two axes of an array.
         beside: other arrays that it takes, with the same batch.
 

@@ -19,7 +19,7 @@ Basis: TypeAlias = Literal["qr", "products"]
 FIRST_SWEEPS = 20
 MOST_SWEEPS = 4
 
-# Of degree 4, through 1 / sqrt(1 + x) at the Chebyshev nodes of [0, 1]: wrong by at most 8.5e-5.
+# Degree 4, through 1 / sqrt(1 + x) at the Chebyshev nodes of [0, 1]: wrong by at most 8.5e-5.
 _INVERSE_ROOT = (0.99991554, -0.49570115, 0.33736243, -0.18411854, 0.04969328)
 
 
@@ -74,14 +74,14 @@ def sweep(x: Array, basis: Array) -> Array:
     As `s` is at least the spectral norm of `S`, whatever `A` is, the eigenvalues of :math:`-S^2`
     are in [0, 1] after the division. There the polynomial `p` of degree 4 is
     :math:`(1 + x)^{-1/2}` to 8.5e-5, so that `W` is unitary to 1e-4: :math:`I + S` over its
-    absolute value. An iteration of Newton and Schulz squares that error, and what rounding has
-    left in `Q` by then, so that nothing adds up.
+    absolute value. An iteration of Newton and Schulz squares that error, and the errors of rounding
+    in `Q` by then, so that nothing adds up.
 
     The cost is 9 products of square matrices: two for `B`, :math:`S^2`, :math:`S^4`, one for `p`,
     two for `W`, two for the iteration. Muon's five iterations take 15. A matrix of zeros changes
     nothing. Where a chip multiplies float32 in passes of fewer bits, six of the nine may have
-    half as many passes: what keeps `W` from being unitary is squared, and what is wrong with a
-    turn, which is added to `Q`, is small beside the turn.
+    half as many passes: the error that keeps `W` from being unitary is squared, and that of a turn,
+    which is added to `Q`, is small beside the turn.
 
     Measured, float32, off-diagonal part of :math:`Q^* A Q` over its norm, beside QR iteration from
     `eigh` at the first step: for moving averages (decay 0.95) of Gram matrices of rank 4 and size
@@ -108,7 +108,7 @@ def sweep(x: Array, basis: Array) -> Array:
     if x.size == 0:
         return x
     largest = jnp.max(jnp.abs(x), (-2, -1), keepdims=True)
-    x = divide(x, largest)  # squares of what follows neither overflow nor vanish
+    x = divide(x, largest)  # the squares below neither overflow nor vanish
     b = product(product(basis.mT.conj(), x), basis)
     # A TPU's compiler takes several times as long where it reduces the result of a product in one
     # computation with it. A branch is one of its own.

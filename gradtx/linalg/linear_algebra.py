@@ -251,8 +251,8 @@ def spectral_norm_bound(x: Array) -> Array:
     .. math:: \frac{\lVert X^3 e_j \rVert}{\lVert X^2 e_j \rVert}, \qquad
         j = \arg\max_j \lVert X e_j \rVert
 
-    Of shape ``(..., 1, 1)``. Source: the bound of X.-L. Li, Stochastic Hessian Fittings with Lie
-    Groups, 2024, arXiv:2402.11858, for matrices that are not Hermitian.
+    Its shape is ``(..., 1, 1)``. Source: the bound of X.-L. Li, Stochastic Hessian Fittings with
+    Lie Groups, 2024, arXiv:2402.11858, for matrices that are not Hermitian.
 
     >>> float(spectral_norm_bound(jnp.diag(jnp.array([3.0, 4.0])))[0, 0])
     4.0
@@ -273,7 +273,7 @@ def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
     >>> eigen_inverse_root(jnp.diag(jnp.array([1.0, 16.0])), 4, 0.0).round(2).tolist()
     [[1.0, 0.0], [0.0, 0.5]]
     """
-    # 1 unless an eigenvalue, or what is added up on the way to them, could overflow.
+    # 1 unless an eigenvalue, or a sum on the way to them, could overflow.
     bound = jnp.finfo(x.dtype).max / (4 * x.shape[-1])
     over = jnp.maximum(jnp.max(jnp.abs(x), (-2, -1), keepdims=True) / bound, 1)
     return _inverse_root(root, x / over, eps / over[..., 0]) * over ** (-1 / root)
@@ -289,7 +289,7 @@ def _inverse_root(root: int, x: Array, eps: Array) -> Array:
 
 @_inverse_root.defjvp
 def _changed_inverse_root(root: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    """Of each pair of eigenvalues the slope of the root between them, also where they are equal."""
+    """The slope of the root between each pair of eigenvalues, also where they are equal."""
     (x, eps), (change, of_eps) = primals, tangents
     v = eigenvectors(x)
     values = jnp.maximum(jnp.sum((v.conj() * (x @ v)).real, -2), 0) + eps
@@ -344,8 +344,8 @@ def newton_inverse_root(x: Array, root: int, eps: Any, most: int = 100) -> Array
 
     from :math:`M = z (x + \epsilon I)` and :math:`X = z^{1/p} I` with
     :math:`z = (p + 1) / (2 \lVert x + \epsilon I \rVert_F)`, as long as an entry of `M - I` exceeds
-    the root of the type's precision, and then once more, which squares what is left. `x` is divided
-    by its largest entry first. :math:`\epsilon` is at least 8 times the precision times
+    the root of the type's precision, and then once more, which squares the rest. `x` is divided by
+    its largest entry first. :math:`\epsilon` is at least 8 times the precision times
     :math:`\lVert x \rVert_F`: rounding makes an average of Gram matrices indefinite, by up to 5
     times as much for rank 1, decays of 0.9 and 0.999 and sizes from 2 to 256. Matrices for which an
     entry still exceeds the root after `most` iterations become NaN.

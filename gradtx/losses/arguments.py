@@ -1,4 +1,4 @@
-"""The arguments of losses: what they must be, and the type in which losses are computed."""
+"""The arguments of losses: their checks, and the type in which losses are computed."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def counted(where: str, labels: Array, ignore_index: Any) -> Array:
     """Which labels count: all but the one that is ignored.
 
     Raises:
-        TypeError: what is ignored is not an integer.
+        TypeError: the label to ignore is not an integer.
     """
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int | np.integer):
         raise TypeError(f"{where}: ignore_index must be an integer or None, not {ignore_index!r}")

@@ -72,7 +72,7 @@ def sigmoid_focal_loss(
     (x,) = floating("sigmoid_focal_loss", logits=logits)
     x, y = jnp.broadcast_arrays(x, real(labels))
     weight = 1.0 if alpha is None else alpha * y + (1 - alpha) * (1 - y)
-    # What weighs nothing has no loss and no gradient, at an infinite logit too.
+    # An entry of weight 0 has no loss and no gradient, at an infinite logit too.
     x = jnp.where(weight == 0, 0, x)
     # At an infinite logit the logarithm's gradient would be NaN.
     most = jnp.finfo(x.dtype).max
@@ -219,7 +219,7 @@ class _LabelSums(NamedTuple):
 
     less: the logits minus the largest one, -inf where masked; is_label: which is the label's;
     others: the sum of the exponentials of all but the label's; log_sum: the logarithm of the sum of
-    all; largest: what was subtracted; chosen: the label's logit minus the largest one.
+    all; largest: the largest logit; chosen: the label's logit minus the largest one.
     """
 
     less: Array
@@ -233,7 +233,7 @@ class _LabelSums(NamedTuple):
 def _sums(axis: int, x: Array, y: Array, where: Array | None) -> _LabelSums:
     """Two passes over the logits, which store nothing of their size.
 
-    The label's term is left out of the sum: what is then near 0 is the loss, and also the slope.
+    The label's term is left out of the sum: a sum near 0 then is the loss, and also the slope.
     """
     y = y.astype(jnp.promote_types(y.dtype, jnp.int32))
     place = jnp.expand_dims(jnp.where(y < 0, y + x.shape[axis], y), axis)
@@ -306,7 +306,7 @@ def poly_loss_cross_entropy(
     Args:
         logits: :math:`x`, floating-point, ``(..., classes)``.
         labels: :math:`y`, floating-point: one-hot or probabilities.
-        epsilon: what is added to that coefficient; the paper uses 2 for ImageNet and -1 for
+        epsilon: the number added to that coefficient; the paper uses 2 for ImageNet and -1 for
             detection.
         axis: the axis or axes of the classes.
         where: which entries count, or which examples.

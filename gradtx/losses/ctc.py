@@ -32,8 +32,8 @@ def ctc_loss(
         label_paddings: ``(batch, length)``, 1 for a label of padding, else 0; all padding comes
             last.
         blank_id: the class of the blank.
-        log_epsilon: what is used as the logarithm of 0, so that gradients are finite. Labels that
-            do not fit into the frames cost about its absolute value.
+        log_epsilon: the number used as the logarithm of 0, so that gradients are finite. Labels
+            that do not fit into the frames cost about its absolute value.
 
     Returns:
         The loss of each sequence, ``(batch,)``.
@@ -72,7 +72,7 @@ def ctc_loss_with_forward_probs(
         labels: integers.
         label_paddings: 1 for a label of padding.
         blank_id: the class of the blank.
-        log_epsilon: what is used as the logarithm of 0.
+        log_epsilon: the number used as the logarithm of 0.
 
     Returns:
         The loss ``(batch,)`` and two arrays of log probabilities. The first, ``(frames, batch,
@@ -122,7 +122,7 @@ def ctc_loss_with_forward_probs(
         # A blank separates a label from an equal one before it.
         free = jnp.where(repeats, blank[:, :-1], so_far[:, :-1])
         new_blank, new_label = log_blank + so_far, log_label + jnp.logaddexp(free, label)
-        # Less the best path, as classes are less the likeliest: what paths differ by has digits.
+        # The best path is subtracted, as the likeliest class was: differences keep their digits.
         highest = jnp.maximum(jnp.max(new_blank, 1), jnp.max(new_label, 1, initial=-jnp.inf))
         highest = jax.lax.stop_gradient(highest)[:, None]
         p = jnp.exp(log_blank - log_sum), jnp.exp(log_label - log_sum)
@@ -142,7 +142,7 @@ def ctc_loss_with_forward_probs(
 
 
 def _said(blank: Array, label: Array) -> Array:
-    """For each `n`, the log-probability of `n` labels so far, the last frame blank or not."""
+    """The log-probability of each number `n` of labels so far, the last frame blank or not."""
     rest = jnp.logaddexp(blank[:, 1:], label)
     return jnp.concatenate([blank[:, :1], rest], 1)
 

@@ -40,7 +40,7 @@ class _Plan(NamedTuple):
 class _Sums(NamedTuple):
     """Over words: the largest logit, the log-sum-exp of all less that, and the label's loss.
 
-    The loss is apart from the log-sum-exp so that slopes of both are not added: they nearly cancel.
+    The loss is separate from the log-sum-exp: their slopes, if added, would nearly cancel.
     """
 
     largest: Array
@@ -69,7 +69,7 @@ def linear_softmax_cross_entropy(
     The same as :func:`softmax_cross_entropy_with_integer_labels` of ``inputs @ weights.T + bias``,
     one loss for each token. The words are taken in chunks: once for the loss, with the largest
     logit and the sum updated from chunk to chunk, and once more for the gradients with respect to
-    inputs, weights and bias. Of the logits only a chunk exists at a time. This costs a fourth
+    inputs, weights and bias. Only a chunk of the logits exists at a time. This costs a fourth
     product of matrices beside the three of the loss from whole logits.
 
     Args:
@@ -91,7 +91,7 @@ def linear_softmax_cross_entropy(
             :func:`softmax_cross_entropy_with_integer_labels`.
 
     Returns:
-        The losses, ``(...)``, in float32 or wider. Gradients have the types of what they belong to.
+        The losses, ``(...)``, in float32 or wider. Gradients have the types of their arguments.
 
     Raises:
         TypeError: inputs, weights or bias are not floating-point, or labels or `ignore_index` not
@@ -229,7 +229,7 @@ def _losses(
     is_word = (y >= 0) & (y < words)
     arrays = (x, w, b, y - first.astype(y.dtype), keep)
     differ = frozenset().union(*(varying_axes(jax.typeof(v)) for v in jax.tree.leaves(arrays)))
-    # All vary alike inside: JAX then sums the gradient of what does not, where it is marked.
+    # All vary alike inside: JAX then sums the gradients of arrays that do not, where it is marked.
     arrays = jax.tree.map(lambda v: vary(v, differ), arrays)
     largest, log_sum, loss = _sums(plan.axis, chunk, *arrays)
     largest = jax.lax.stop_gradient(largest)
@@ -263,7 +263,7 @@ def _with_others(over: Any, is_here: Array, log_sum: Array, loss: Array) -> Arra
 
 
 def _chunk(tokens: int, words: int) -> int:
-    """So many words that their logits are few; if possible of chunks that are all alike."""
+    """The words in a chunk, whose logits are then few; if possible, chunks are all alike."""
     most = min(_WORDS, max(_ENTRIES // max(tokens, 1) // _LANES, 1) * _LANES)
     sizes = range(most, most // 2, -_LANES)
     return next((size for size in sizes if words % size == 0), most)
@@ -309,7 +309,7 @@ def _forward(
     axis: int, chunk: int, x: Array, w: Array, b: Array | None, y: Array, keep: Array | None
 ) -> Any:
     kind = compute_dtype(jnp.result_type(x, w))
-    # Where every logit is -inf or one is inf, what is subtracted must be finite.
+    # Where every logit is -inf or one is inf, the number subtracted must be finite.
     least, most = jnp.finfo(kind).min, jnp.finfo(kind).max
 
     def add(first: Any, size: int, sums: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -317,8 +317,8 @@ def _forward(
         _, logits = _logits(axis, x, w, b, first, size)
         largest = jnp.minimum(jnp.maximum(before, jnp.max(logits, -1)), most)
         largest = jax.lax.stop_gradient(largest)
-        # The sum less 1, the largest logit's term: near 0 it keeps its digits. What is subtracted
-        # is constant, so that derivatives are those of the sum.
+        # The sum less 1, the largest logit's term: near 0 it keeps its digits. The number
+        # subtracted is constant, so that derivatives are those of the sum.
         terms = jnp.exp(logits - largest[..., None])
         is_top = terms == 1
         is_higher = largest > before
@@ -341,7 +341,7 @@ def _forward(
 
 def _backward(axis: int, chunk: int, residuals: Any, slopes: _Sums) -> Any:
     x, w, b, y, keep, largest, log_sum, chosen = residuals
-    # Of the label, whose probability may be near 1.
+    # The label's log-probability; the probability may be near 1.
     log_p = chosen - largest - log_sum
     log_p = jnp.where(log_p > 0, 0, log_p)  # of a label that is not here
     of_label = slopes.log_sum * jnp.exp(log_p) - slopes.loss * complement(log_p)
@@ -356,7 +356,7 @@ def _backward(axis: int, chunk: int, residuals: Any, slopes: _Sums) -> Any:
         d = of_all[..., None] * p
         d = jnp.where(_hits(y, first, size), of_label[..., None], d)
         if keep is not None:
-            # A slope of 0 times what is not finite is NaN.
+            # A slope of 0 times a number that is not finite is NaN.
             d = jnp.where(keep[..., None], d, 0)
         if db is not None:
             here = jnp.sum(d, tokens).astype(b.dtype)

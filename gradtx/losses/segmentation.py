@@ -45,7 +45,7 @@ def dice_loss(
             one class, and cannot then be compiled.
         reduction: over the classes: "mean", "sum" or "none".
         ignore_background: whether to leave out the first class.
-        axis: what to sum over; all but the first and the last by default.
+        axis: the axes to sum over; all but the first and the last by default.
 
     Raises:
         ValueError: an unknown `reduction`.
@@ -65,7 +65,7 @@ def dice_loss(
     check_shapes("dice_loss", predictions=x, targets=t)
     p, missed = _probabilities(x) if apply_softmax else (x, 1 - x)
     axis = tuple(range(1, x.ndim - 1)) if axis is None else axis
-    # The sums of what is wrong: as differences from what is right they would lose their digits.
+    # The sums of errors: as differences from the sums of hits they would lose their digits.
     both, extra, lacking = (jnp.sum(a, axis) for a in (p * t, p * (1 - t), missed * t))
     wrong = alpha * extra + beta * lacking
     loss = divide(wrong, both + wrong + smooth)
@@ -78,7 +78,7 @@ def dice_loss(
 
 
 def _probabilities(logits: Array) -> tuple[Array, Array]:
-    """Those of logits, and 1 minus them, each with the digits of a number near 0."""
+    """Probabilities from logits, and 1 minus them, each with the digits of a number near 0."""
     if logits.shape[-1] > 1:
         return _softmax(logits)
     log_p = jax.nn.log_sigmoid(logits)

@@ -49,7 +49,7 @@ PASSED_ON = {
     "perturbations": "nothing here does the same",
 }
 
-# What means something else here, or gives numbers that differ by more than rounding, in any module.
+# Names of any module that mean something else here, or whose numbers differ by more than rounding.
 DIFFERENT = {
     "MaskedNode": "`None` stands where a leaf is masked; `isinstance(None, MaskedNode)` is true",
     "__version__": "gradtx's own version; its names are those of Optax 0.2.8",

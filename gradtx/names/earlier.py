@@ -101,7 +101,7 @@ class _MovedModule:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        # Importers get what stands here afterwards.
+        # Importers get the module that stands here afterwards.
         sys.modules[module.__name__] = importlib.import_module(MODULES[module.__name__])
 
 

@@ -171,7 +171,7 @@ OTHER_NAMES = {
     "exponentiallr": ["exponential_decay"],
     "exponentialmovingaverage": ["ema_params"],
 }
-"""What others call it, in small letters alone: for errors."""
+"""Names in other libraries, in small letters alone: for errors."""
 
 
 def _letters(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What rules are made of: the mathematics of one array, its precision, the step."""
+"""The parts of rules: the mathematics of one array, its precision, the step."""
 
 from gradtx.numerics.mathematics import (
     abs_sq as abs_sq,

@@ -1,4 +1,4 @@
-"""Steering XLA's compiler: what a formula cannot say, but the program needs.
+"""Steering XLA's compiler, where a program needs more than its formula can say.
 
 A step should store nothing besides the parameters and the slots, which it overwrites in place.
 Mathematically every function here is what its first line says, on every chip and also if a value is
@@ -69,9 +69,9 @@ def planned(formula: FunctionT, plan: FunctionT) -> FunctionT:
 
 @contextlib.contextmanager
 def formulas() -> Iterator[set[str]]:
-    """Within a ``with`` statement formulas run in place of their plans: what a test compares.
+    """Within a ``with`` statement formulas run in place of their plans, for a test to compare.
 
-    Gives the names of those that run, as they run. What was traced before keeps its plans.
+    Gives the names of those that run, as they run. Programs traced before keep their plans.
     """
     read: set[str] = set()
     before = _read.set(read)
@@ -85,8 +85,8 @@ def delay(x: Any, *, after: Array | Step, on: Backends = "cpu") -> Array:
     """`x`, computed once `after` is.
 
     For a slot that is overwritten while something still reads its old value: XLA does not order
-    the two, and copies the slot. What overwrites the slot waits for what reads it, entry by entry
-    or for a sum. FTRL's accumulator, which `z` reads, on a CPU::
+    the two, and copies the slot. The write waits for the reads, entry by entry or for a sum. FTRL's
+    accumulator, which `z` reads, on a CPU::
 
         %copy.1 = f32[N] copy(%state_accumulator)
         %multiply_add_fusion = f32[N] fusion(%params, ..., %copy.1, %state_linear, %gradients)
@@ -107,8 +107,8 @@ def recompute(
 ) -> Any:
     """``f(*arrays)``, computed again once `after` is known, instead of being stored.
 
-    What two kernels read is stored, though each could compute it. LAMB's direction, read by its
-    norm and by the step, on a CPU::
+    An array that two kernels read is stored, though each could compute it. LAMB's direction, read
+    by its norm and by the step, on a CPU::
 
         %add_divide_fusion = f32[N] fusion(%nu, ..., %mu, ...)
 
@@ -126,7 +126,7 @@ def recompute(
 
     Args:
         f: a function of arrays; arrays that it closes over do not wait, unless they are scalars.
-        arrays: what it is computed from.
+        arrays: the arguments of `f`.
         after: a scalar; or the step, for a scalar that nothing else waits for.
         on: the chips on which it waits; "all" if it is expensive enough for a TPU to store, such as
             what MARS computes from two large arrays, ``%multiply_reduce_fusion = (f32[], f32[N],
@@ -138,7 +138,7 @@ def recompute(
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
 
     if isinstance(after, Step):
-        f(*arrays)  # what a `Step` computes once must not belong to the trace of `f`
+        f(*arrays)  # scalars that a `Step` computes once must not belong to the trace of `f`
     closed, out = jax.make_jaxpr(f, return_shape=True)(*arrays)
     jaxpr: Any = closed.jaxpr
     literals = [v for eqn in jaxpr.eqns for v in eqn.invars if _is_number(v)]
@@ -183,17 +183,17 @@ def replace(old: Array, new: Array, *readers: Array) -> Array:
 
 
 def fuse(x: Array, *, after: Array, on: Backends = "tpu") -> Array:
-    """`x`, which a compiler fuses with what reads it.
+    """`x`, which a compiler fuses with its readers.
 
-    It does this for a quotient: `x` is divided by a 1 that is known after the scalar `after`. On a
-    TPU for a slot that becomes the gradient, or a direction that :func:`replace` would make it
+    It does this for a quotient: `x` is divided by a 1 that is known after the scalar `after`. A TPU
+    needs it for a slot that becomes the gradient, or a direction that :func:`replace` would make it
     store. Without it, the slot of optimistic gradient descent::
 
         %copy = f32[N] copy(%gradients)
 
-    On a GPU for a slot that is summed in the step that writes it, and once more for one term of the
-    sum: otherwise a slot that is cheap to compute is written by a kernel of its own, and read again
-    by the sum. MoMo's momentum::
+    A GPU needs it for a slot that is summed in the step that writes it, and once more for one term
+    of the sum: otherwise a slot that is cheap to compute is written by a kernel of its own, and
+    read again by the sum. MoMo's momentum::
 
         %loop_add_fusion.1 = f32[N] fusion(%gradients, ..., %state_exp_avg, ...)
         %input_reduce_fusion = (f32[8192], ...) fusion(%loop_add_fusion.1, %params, %gradients)
@@ -215,19 +215,19 @@ def sums_in_one_pass(*terms: list[Array]) -> list[Array]:
     [5.0, 5.0]
     """
 
-    def together(*of_leaf: Array) -> tuple[Array, ...]:
+    def one_reduction(*of_leaf: Array) -> tuple[Array, ...]:
         def add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
             return tuple(a + b for a, b in zip(x, y, strict=True))
 
         zeros = tuple(jnp.zeros([], x.dtype) for x in of_leaf)
         return tuple(jax.lax.reduce(of_leaf, zeros, add, range(of_leaf[0].ndim)))
 
-    def apart(*of_leaf: Array) -> tuple[Array, ...]:
+    def separate_sums(*of_leaf: Array) -> tuple[Array, ...]:
         return tuple(jnp.sum(x) for x in of_leaf)
 
     totals = [jnp.zeros([])] * len(terms)
     for of_leaf in zip(*terms, strict=True):
-        summed = jax.lax.platform_dependent(*of_leaf, cuda=together, default=apart)
+        summed = jax.lax.platform_dependent(*of_leaf, cuda=one_reduction, default=separate_sums)
         totals = [a + b for a, b in zip(totals, summed, strict=True)]
     return totals
 

@@ -118,11 +118,11 @@ def loop_once_if(
 
     Args:
         condition: a boolean.
-        run: returns a tree like `now`. Pass what XLA should not compute before the loop, and store,
-            through :func:`inside`.
+        run: returns a tree like `now`. Pass arrays that XLA should not compute before the loop, and
+            store, through :func:`inside`.
         now: a tree of arrays.
-        anyway: whether chips other than a CPU compute both, without a loop, and select: for what
-            they then fuse with its readers, and what is seldom left out.
+        anyway: whether chips other than a CPU compute both, without a loop, and select: for results
+            that they then fuse with their readers, and that are seldom left out.
     """
     from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun  # takes as long as gradtx
 
@@ -134,9 +134,9 @@ def loop_once_if(
     if not is_tracer(condition):
         return body(now, jnp.int32(0)) if condition else now
 
-    # What `body` closes over, integers too, is passed to the loop: it can then be differentiated.
-    # JAX keeps the functions below for longer than their trace, so they must hold no tracers.
-    # One equation calls the trace, which is thus not made again for the loop and the selection.
+    # Arrays that `body` closes over, also of integers, are passed to the loop, for its derivative.
+    # JAX keeps the functions below for longer than their trace, so they must hold no tracers. One
+    # equation calls the trace, which is thus not made again for the loop and the selection.
     closed = jax.make_jaxpr(jax.jit(body))(now, jnp.int32(0))
     near = _in_memory_of(now, closed.out_avals)
     if near is not now:  # as of an offloaded state that was loaded onto the device

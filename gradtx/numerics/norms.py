@@ -26,7 +26,7 @@ Scales = Sequence[Any]
 Chip = Literal["cpu", "other"]
 
 Again = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function, and what it is called with."""
+"""A function, and its arguments."""
 
 
 class Norm(NamedTuple):
@@ -70,7 +70,7 @@ def norm(
 
     Args:
         x: an array.
-        axes: what to sum over; None for all, without keeping them.
+        axes: the axes to sum over; None for all, without keeping them.
         again: how to compute `x` once more, if it is not stored: a loop would have it stored.
         costly: whether `x` is so costly to compute that three sums would have it stored on a TPU or
             a GPU. Its plain squares are then summed there, which must neither overflow nor vanish.
@@ -96,7 +96,7 @@ def rms(x: Array) -> Array:
 
 
 def plain_rms(x: Array, axes: Axes = None) -> Array:
-    """The root mean square of what has squares, such as quotients of numbers of one size."""
+    """The root mean square where squares are in range, as of quotients of numbers of one size."""
     count = max(x.size if axes is None else _size(x, axes), 1)
     total = jnp.sum(abs_sq(jax.lax.stop_gradient(widen(x))), axes, keepdims=axes is not None)
     value = jnp.sqrt(total / count)
@@ -133,10 +133,10 @@ def _norm(
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _traced(x: Array, axes: Axes, count: int, costly: bool, apart: bool) -> Norm:
+def _traced(x: Array, axes: Axes, count: int, costly: bool, independent: bool) -> Norm:
     """The norm as a function that is called, traced once for all leaves of a shape."""
     sums = functools.partial(_means_of_squares, axes, count)
-    return norm_of_sums(sums, (x,), costly=costly, apart=apart)
+    return norm_of_sums(sums, (x,), costly=costly, independent=independent)
 
 
 def _means_of_squares(
@@ -160,16 +160,16 @@ def sums_of_squares(
         scales = jax.lax.optimization_barrier(list(scales))
     terms = [abs_sq(x if scale is None else x * scale) for scale in scales]
 
-    def apart(*terms: Array) -> list[Array]:
+    def separate_sums(*terms: Array) -> list[Array]:
         return [jnp.sum(term, over, keepdims=keep) for term in terms]
 
-    def together(*terms: Array) -> list[Array]:
+    def one_reduction(*terms: Array) -> list[Array]:
         zeros = tuple(jnp.zeros([], term.dtype) for term in terms)
         of = [axis % x.ndim for axis in over]
         totals = jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(jnp.add, a, b)), of)
         return [jnp.expand_dims(total, of) if keep else total for total in totals]
 
-    return together(*terms) if on == "other" and len(terms) > 1 else apart(*terms)
+    return one_reduction(*terms) if on == "other" and len(terms) > 1 else separate_sums(*terms)
 
 
 def norm_of_sums(
@@ -177,7 +177,7 @@ def norm_of_sums(
     arrays: PyTree,
     again: Again | None = None,
     costly: bool = False,
-    apart: bool = False,
+    independent: bool = False,
 ) -> Norm:
     """The root of ``sums((None,), *arrays)[0]``, as a constant to differentiation.
 
@@ -185,10 +185,10 @@ def norm_of_sums(
         sums: ``(scales, *arrays, on=None) -> sums of squares``, one for each scale, by which
             numbers are multiplied before they are squared; None is 1. `on` is the kind of chip for
             which they are traced, or None where that is not known.
-        arrays: what is summed.
+        arrays: the arrays to sum.
         again: computes the arrays once more, for a second pass.
         costly: whether chips other than a CPU take the plain sum alone.
-        apart: whether no norm may depend on another, as the turns of a loop for all of them would.
+        independent: whether no norm may depend on another, as in a loop for all of them.
     """
     arrays = jax.lax.stop_gradient(arrays)
 
@@ -217,7 +217,7 @@ def norm_of_sums(
         return _shortened(sums((None,), *arrays, on=on)[0])
 
     if any(map(is_tracer, jax.tree.leaves(arrays))):
-        on_cpu = functools.partial(at_once if apart else if_needed, "cpu")
+        on_cpu = functools.partial(at_once if independent else if_needed, "cpu")
         on_others = functools.partial(as_it_is if costly else at_once, "other")
         return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, default=on_others))
     return _in_parts(if_needed())
@@ -242,8 +242,8 @@ def _improved(i: Array, short: Array, total: Array, unit: Array) -> Array:
 def _least(dtype: DType) -> float:
     """The least shortened norm of up to 2**32 numbers whose squares have kept their digits.
 
-    What these squares lose below the least normal number is then beyond the last place. The bound
-    does not depend on how many there are, so that a formula is the same for any number of rows.
+    Digits lost below the least normal number are then beyond the last place. The bound does not
+    depend on how many there are, so that a formula is the same for any number of rows.
     """
     kind = jnp.finfo(dtype)
     return float(float(kind.tiny) / float(kind.eps)) ** 0.5

@@ -1,7 +1,7 @@
 """Rounding to the numbers of a narrower type, kept in the type in which rules compute.
 
 XLA may leave out the two conversions of ``x.astype(bfloat16).astype(float32)``, and with them the
-rounding, so that what rounding loses would be found to be zero. Here a number is rounded by
+rounding, so that the error of rounding would come out as zero. Here a number is rounded by
 arithmetic on its unit in the last place; the conversion that follows has nothing left to round.
 """
 

@@ -1,4 +1,4 @@
-"""The step being taken, and what depends on its number alone: bias corrections."""
+"""The step being taken, and the scalars of its number alone: bias corrections."""
 
 import copy
 import math
@@ -46,7 +46,7 @@ _MOST = 64  # distinct numbers of one leaf
 
 
 class Step:
-    """The step being taken, counted from 1 as papers count, with what depends on it alone.
+    """The step being taken, counted from 1 as papers count, with scalars that depend on it alone.
 
     In arithmetic it is its number: ``lr / t**0.5``. Scalars belong to the step and not to the leaf:
     a bias correction is traced once however many leaves use it.
@@ -135,14 +135,14 @@ class Step:
     def less_one(self, decay: Any, ahead: int = 0) -> Array:
         r""":math:`\beta^{t + a} - 1`, by which to divide, with one operation fewer."""
 
-        def made() -> Array:
+        def power_less_one() -> Array:
             if isinstance(decay, float | int):
                 log: Any = math.log(decay) if decay > 0 else -math.inf
             else:
                 log = jnp.log(decay)
             return cast(jnp.expm1((self.number + ahead) * log), self.number.dtype)
 
-        return self.once(f"less one {ahead}", decay, made)
+        return self.once(f"less one {ahead}", decay, power_less_one)
 
 
 def debias(moment: Array, decay: Any, t: Step, *, divided: bool = False) -> Array:
@@ -155,7 +155,7 @@ def debias(moment: Array, decay: Any, t: Step, *, divided: bool = False) -> Arra
 
 
 def epsilon_hat(eps: Any, decay: Any, t: Step) -> Any:
-    r"""What to add to the corrected root, to add :math:`\epsilon` to the root before correction.
+    r"""The addend of the corrected root that adds :math:`\epsilon` to the root before correction.
 
     .. math:: \sqrt{\hat\nu} + \frac{\epsilon}{\sqrt{1 - \beta^t}}
         = \frac{\sqrt{\nu} + \epsilon}{\sqrt{1 - \beta^t}}

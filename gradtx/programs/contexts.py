@@ -8,7 +8,7 @@ import jax
 
 check_indices = jax.make_user_context(False)
 """A context manager, ``with check_indices(True):``, in which an index outside its table is an
-error. It is for debugging: what is compiled in it looks at every index, and reports to the
+error. It is for debugging: programs compiled in it look at every index, and report to the
 host. Outside it such an index names no row."""
 
 for_comparison = jax.make_user_context(False)

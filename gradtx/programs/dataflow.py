@@ -1,8 +1,8 @@
-"""What is known of the results of a program, from what is known of its inputs.
+"""Facts about the results of a program, from facts about its inputs.
 
-A lattice says what may be known of an array, such as which layer its entries belong to, and what an
-equation makes of it. The pass that all of them share does the rest: it follows calls, conditionals
-and loops, whose carries it follows until nothing more is learned.
+A lattice says which facts there are about an array, such as the layer that its entries belong to,
+and what an equation makes of them. The pass that all of them share does the rest: it follows calls,
+conditionals and loops, whose carries it follows until nothing more is learned.
 """
 
 import abc
@@ -18,7 +18,7 @@ V = TypeVar("V")
 
 
 class Lattice(abc.ABC, Generic[V]):
-    """What may be known of an array, a value that can be compared, and what becomes of it.
+    """The facts known about an array, as values that can be compared, and how these change.
 
     >>> import jax
     >>> class Depends(Lattice[bool]):
@@ -40,11 +40,11 @@ class Lattice(abc.ABC, Generic[V]):
 
     @abc.abstractmethod
     def number(self, x: Any) -> V:
-        """What is known of a number or an array that stands in the program."""
+        """The fact about a number or an array that stands in the program."""
 
     @abc.abstractmethod
     def join(self, a: V, b: V, shape: Sequence[int]) -> V:
-        """What is known of an array of this shape if either `a` or `b` is known of it.
+        """The fact about an array of this shape if either `a` or `b` is known of it.
 
         Joins must come to an end: where each value is joined with the next, the result stays the
         same from some turn on.
@@ -52,38 +52,38 @@ class Lattice(abc.ABC, Generic[V]):
 
     @abc.abstractmethod
     def results(self, eqn: Any, known: list[V]) -> Sequence[V]:
-        """What is known of the results of an equation that the pass does not enter."""
+        """The facts about the results of an equation that the pass does not enter."""
 
     def enters(self, eqn: Any) -> bool:
         """Whether the pass enters a call, a conditional or a loop."""
         return True
 
     def taken(self, known: V) -> V:
-        """What is known of one entry along the first axis, which a turn of a scan reads."""
+        """The fact about one entry along the first axis, which a turn of a scan reads."""
         return known
 
     def stacked(self, known: V) -> V:
-        """What is known of the array that a scan makes of the results of its turns."""
+        """The fact about the array that a scan makes of the results of its turns."""
         return known
 
     def chosen(self, by: V, known: list[V], name: str) -> list[V]:
-        """What is known of results that a predicate chooses, if `by` is known of the predicate."""
+        """The facts about results that a predicate chooses, if `by` is known of the predicate."""
         return known
 
 
 def follow(program: Any, known: Sequence[V], lattice: Lattice[V]) -> list[V]:
-    """What is known of the results of a program (a `ClosedJaxpr`).
+    """The facts about the results of a program (a `ClosedJaxpr`).
 
     Args:
         program: the program.
-        known: what is known of its inputs.
-        lattice: what may be known of an array, and what an equation makes of it.
+        known: the facts about its inputs.
+        lattice: the kinds of facts, and what an equation makes of them.
     """
     return _read(known_of_all(program, known, lattice), program.jaxpr.outvars, lattice)
 
 
 def known_of_all(program: Any, known: Sequence[V], lattice: Lattice[V]) -> dict[Any, V]:
-    """What is known of each variable of a program; the arguments are those of `follow`."""
+    """The fact about each variable of a program; the arguments are those of `follow`."""
     jaxpr = program.jaxpr
     numbers = map(lattice.number, program.consts)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*numbers, *known], strict=True))
@@ -143,7 +143,7 @@ def _scan(eqn: Any, known: list[V], lattice: Lattice[V]) -> list[V]:
 def _settled(
     turn: Callable[[list[V]], list[V]], carry: list[V], outvars: Any, lattice: Lattice[V]
 ) -> list[V]:
-    """What is known after any number of turns of a loop: of its carries, and of other results."""
+    """The facts after any number of turns of a loop: about its carries, and about other results."""
     count = len(carry)
     while True:
         after = turn(carry)

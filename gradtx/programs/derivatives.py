@@ -88,7 +88,7 @@ def has_while(function: Callable[..., Any], *args: Any) -> bool:
     (True, False)
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
-    inputs = [*jaxpr.constvars, *jaxpr.invars]  # what the function closes over may be reached too
+    inputs = [*jaxpr.constvars, *jaxpr.invars]  # arrays that it closes over may be reached too
     closed = ClosedJaxpr(jaxpr.replace(constvars=[], invars=inputs), [])
     loops = _WhileLoops()
     follow(closed, list(map(is_inexact, inputs)), loops)

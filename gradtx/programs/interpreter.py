@@ -1,4 +1,4 @@
-"""Programs as JAX traces them (jaxprs): one interpreter, and what those ask who read them.
+"""Programs as JAX traces them (jaxprs): one interpreter, and functions that inspect them.
 
 The interpreter computes equation after equation. Whoever uses it says what the results of some
 equations are instead, and may run a called program in place of the call.
@@ -94,8 +94,8 @@ class Uses(NamedTuple):
     """Where the variables of a program are computed and read.
 
     Attributes:
-        computed: for a variable the index of the equation that computes it.
-        read: for a variable the equations that read it, by their indices, and the index of the
+        computed: the index of the equation that computes each variable.
+        read: the equations that read each variable, by their indices, and the index of the
             variable among the inputs of each.
     """
 
@@ -138,7 +138,7 @@ def equations(
 
     Args:
         jaxpr: the program.
-        enters: of which equations the programs are looked into.
+        enters: whether to look into the programs of an equation.
         turns: how often the program is run.
     """
     for eqn in jaxpr.eqns:
@@ -169,8 +169,8 @@ def scan_sizes(eqn: Any) -> tuple[int, int]:
     """
     body = eqn.params["jaxpr"]
 
-    def stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-        pairs = zip(outside, inside, strict=True)
+    def stacked(variables: Sequence[Any], body_types: Sequence[Any]) -> int:
+        pairs = zip(variables, body_types, strict=True)
         return sum(len(v.aval.shape) > len(aval.shape) for v, aval in pairs)
 
     carries = len(eqn.outvars) - stacked(eqn.outvars, body.out_avals)

@@ -1,11 +1,10 @@
 """Whether a program computes layers of stacked arrays separately, so that each may be run alone.
 
 Each entry of an array has an owner, a number: the layer that it belongs to. The program is followed
-from its inputs to its results. What is computed from entries of one owner has that owner; what is
-computed from entries of two is refused, and so is every operation that is not known. An operation
-that takes some entries of one layer takes the same entries of all: layers have consecutive numbers,
-and are computed alike. Random numbers that are drawn for each entry by itself may be drawn with
-another key in each layer.
+from its inputs to its results. A result of entries of one owner has that owner; a result of entries
+of two is refused, and so is every operation that is not known. An operation that takes some entries
+of one layer takes the same entries of all: layers have consecutive numbers, and are computed alike.
+Random numbers that are drawn for each entry by itself may be drawn with another key in each layer.
 """
 
 import functools
@@ -24,10 +23,10 @@ from gradtx.programs.tracing import is_tracer
 from gradtx.types.keys import is_key
 
 NOBODY = -1
-"""The owner of what is filled in, such as padding: it may differ from place to place."""
+"""The owner of entries that are filled in, such as padding: they may differ between places."""
 
 OUTSIDE = -2
-"""The owner of what belongs to no layer, such as other leaves."""
+"""The owner of arrays that belong to no layer, such as other leaves."""
 
 
 class Mixed(Exception):
@@ -62,8 +61,8 @@ class Free(NamedTuple):
 
     Attributes:
         flat: the axes along which all its entries are equal.
-        drawn: for what is computed from a random key of the state, the axes along which the entries
-            are drawn independently and alike; None for other arrays.
+        drawn: for an array computed from a random key of the state, the axes along which the
+            entries are drawn independently and alike; None for other arrays.
     """
 
     flat: frozenset[int]
@@ -114,7 +113,7 @@ def check_owner(kind: Kind, expected: Kind) -> None:
 
 
 _SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
-"""Operations that change no number. Of a single layer there may be fewer of them, or more."""
+"""Operations that change no number. A single layer may have fewer of them, or more."""
 
 
 def formula(closed: Any) -> list[Any]:
@@ -141,7 +140,7 @@ def formula(closed: Any) -> list[Any]:
 
 
 def _number(x: Any) -> Any:
-    """What an array that stands in a program is compared by, however long its equal axes are."""
+    """The form in which an array of a program is compared, however long its equal axes are."""
     if is_tracer(x) or is_key(x):
         return id(x)  # of a value from outside, which all programs share
     x = np.asarray(x)
@@ -192,7 +191,7 @@ class Owners(Lattice[Kind]):
     def chosen(self, by: Kind, known: list[Kind], name: str) -> list[Kind]:
         """The kinds of results that a number chooses.
 
-        A number of one owner may choose what is its owner's, or nobody's.
+        A number of one owner may choose entries of that owner, or of nobody.
 
         Raises:
             Mixed: a number of a layer chooses for others, or a random one for layers.
@@ -282,7 +281,7 @@ def _elementwise(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     if not owned:
         flat = frozenset.intersection(frozenset(range(len(shape))), *(k.flat for k in others))
         axes = _drawn([*others, *scalars])
-        if axes is not None:  # what is drawn is no longer alike after a product with, say, an iota
+        if axes is not None:  # draws are no longer alike after a product with, say, an iota
             axes = axes.intersection(*(k.flat for k in others if not _is_random(k)))
         return Free(flat, axes)
     joined = _joined(name, owned, shape)
@@ -379,7 +378,7 @@ def _reduced(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 
 def _along(eqn: Any, kinds: Sequence[Kind]) -> Kind:
-    """The kind of what an operation along some axes makes of arrays of one shape."""
+    """The kind of the result of an operation along some axes of arrays of one shape."""
     name, params = eqn.primitive.name, eqn.params
     axes = next(params[key] for key in ("axis", "dimension", "dimensions") if key in params)
     owned = [k for k in kinds if isinstance(k, Layered)]
@@ -412,7 +411,7 @@ def _slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 
 def _check_alike(owners: Any, taken: Any) -> None:
-    """Raise Mixed unless of layers whose numbers follow each other the same entries are taken."""
+    """Raise Mixed unless the same entries are taken of layers whose numbers follow each other."""
     layers = np.unique(owners[owners >= 0])
     for a, b in itertools.pairwise(layers.tolist()):
         if b == a + 1 and not np.array_equal(taken[owners == a], taken[owners == b]):

@@ -1,10 +1,10 @@
-"""What JAX traces: whether an array is known, and rules that are traced once for leaves of a kind.
+"""Tracing: whether an array is known, and rules that are traced once for leaves of a kind.
 
-Binding the twenty operations of a rule for every leaf is most of what tracing costs, and all of
+Binding the twenty operations of a rule for every leaf is most of the cost of tracing, and all of
 them are then lowered too. A function that JAX knows to be the same is traced and lowered once, and
-called; XLA replaces the calls by what they do before it plans anything, so that the compiled
-program is the same. Where leaves are many, a call is for several, so that equations grow with the
-square root of the number of leaves.
+called; XLA inlines the calls before it plans anything, so that the compiled program is the same.
+Where leaves are many, a call is for several, so that equations grow with the square root of the
+number of leaves.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Euclidean projections: the point of a set that is nearest to a tree, under Optax's names.
 
 Besides Optax's twelve there are Keras's norm constraints: ``max_norm``, ``min_max_norm`` and
-``unit_norm`` (its ``NonNeg`` is `projection_non_negative`); and of JAXopt's ``affine_set``,
+``unit_norm`` (its ``NonNeg`` is `projection_non_negative`); and JAXopt's ``affine_set``,
 ``birkhoff``, ``box_section``, ``sparse_simplex`` and ``transport``.
 
 All are exact up to rounding, but for `projection_birkhoff` and `projection_transport`, which have a

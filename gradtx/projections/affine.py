@@ -57,7 +57,7 @@ def projection_affine_set(x: TreeT, a: PyTree, b: Any) -> TreeT:
     def nearer(y: Array) -> Array:
         return y + _times(inverse, right - _times(rows, y))
 
-    # The second step removes what rounding left, which is in proportion to x.
+    # The second step removes the error of rounding, which is in proportion to x.
     return leaves.rebuild(x, leaves.divided(nearer(nearer(flat)), xs))
 
 

@@ -1,4 +1,4 @@
-"""What projections share: leaves converted to at least float32, and checks."""
+"""Common to all projections: leaves converted to at least float32, and checks."""
 
 import itertools
 import math

@@ -103,15 +103,15 @@ def _on_section(x: Array, low: Array, high: Array, w: Array, c: Array) -> Array:
     free = ~(still | again)
     bound = jnp.where(still, start, jnp.where(again, end, 0))
     weight = jnp.where(free, w, 0)
-    inside = jnp.where(free, jnp.where(w == 0, jnp.clip(x, low, high), x), 0)
-    tau = divide(c - jnp.sum(w * bound) - jnp.sum(weight * inside), jnp.sum(weight * weight))
+    free_values = jnp.where(free, jnp.where(w == 0, jnp.clip(x, low, high), x), 0)
+    tau = divide(c - jnp.sum(w * bound) - jnp.sum(weight * free_values), jnp.sum(weight * weight))
     return jnp.where(free, jnp.clip(x + tau * w, low, high), bound)
 
 
 def _neighbours(
     starts: Array, ends: Array, fixed: tuple[Array, ...], c: Array
 ) -> tuple[Array, Array]:
-    """Of the values of tau at which entries meet bounds, the two between which the sum is `c`."""
+    """The two neighbouring values of tau at which entries meet bounds with the sum `c` between."""
     x, low, high, w = fixed
     points = jnp.sort(jnp.concatenate([starts, ends, jnp.array([-jnp.inf, jnp.inf], x.dtype)]))
     first = jnp.sum(points == -jnp.inf, dtype=jnp.int32) - 1

@@ -33,10 +33,10 @@ def threshold(near: list[Array], scale: Any) -> Array:
     def sums(values: list[Array], theta: Array) -> tuple[Array, Array]:
         total, count = jnp.zeros([], dtype), jnp.zeros([], jnp.int32)
         for x, v in zip(fixed, values, strict=True):
-            inside = x >= theta
-            total = total + jnp.sum(jnp.where(inside, v, 0))
-            count = count + jnp.sum(inside, dtype=jnp.int32)
-        # XLA may compute the largest entry twice, rounded otherwise, and then none is inside.
+            above = x >= theta
+            total = total + jnp.sum(jnp.where(above, v, 0))
+            count = count + jnp.sum(above, dtype=jnp.int32)
+        # XLA may compute the largest entry twice, rounded otherwise, and then none is above it.
         return total, jnp.maximum(count, 1)
 
     def shrinks(carry: Any) -> Array:
@@ -81,9 +81,9 @@ def _on_sphere(xs: list[Array], scale: Any) -> list[Array]:
 
 
 def _in_ball(xs: list[Array], scale: Any) -> list[Array]:
-    inside = sum(jnp.sum(jnp.abs(x)) for x in xs) <= scale
+    in_ball = sum(jnp.sum(jnp.abs(x)) for x in xs) <= scale
     # Outside the ball the nearest point is on the sphere.
-    return [jnp.where(inside, x, y) for x, y in zip(xs, _on_sphere(xs, scale), strict=True)]
+    return [jnp.where(in_ball, x, y) for x, y in zip(xs, _on_sphere(xs, scale), strict=True)]
 
 
 def _nearest(
@@ -160,7 +160,7 @@ def projection_sparse_simplex(
         ValueError: the sum is negative, or there are no entries: the set is empty. Or `max_nz` is
             no positive integer, or a leaf has no such axis.
 
-    The set is not convex. Of equal entries the first are kept, though others are as near; there the
+    The set is not convex. The first of equal entries are kept, though others are as near; there the
     projection jumps, and elsewhere its derivative is that of the simplex of the kept entries.
     JAXopt's has the name `max_nz` too, and takes one vector; Optax has no sparse simplex.
 

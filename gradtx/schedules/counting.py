@@ -44,7 +44,7 @@ def quotient(count: Any, divisor: Any) -> Any:
 def raised(base: Any, exponent: Any) -> Any:
     """``base ** exponent`` for a base that is not rounded to the exponent's type before its power.
 
-    Beyond the largest number it is infinite, of Python's numbers too.
+    Beyond the largest number it is infinite, for Python's numbers too.
 
     >>> round(float(raised(0.99999, jnp.float32(500_000))), 6), 0.99999**500_000
     (0.006738, 0.006737778...)
@@ -58,7 +58,7 @@ def raised(base: Any, exponent: Any) -> Any:
     if near in (0, base):
         return base**exponent
     power, lost = base**exponent, math.log1p((base - near) / near) * exponent
-    # Times what was lost, a power that is 0 or infinite could become NaN.
+    # Multiplied by the lost factor, a power that is 0 or infinite could become NaN.
     return jnp.where((power == 0) | jnp.isinf(power), power, power * jnp.exp(lost))
 
 

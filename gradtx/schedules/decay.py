@@ -64,7 +64,7 @@ def polynomial_schedule(
             end = n * jnp.maximum(jnp.ceil(since / n), 1)
             left = jnp.maximum(end - since, 0) / end
         else:
-            # What is left, as one number: XLA computes 1 - c / n as 1 - c * (1 / n), rounded once,
+            # The rest, as one number: XLA computes 1 - c / n as 1 - c * (1 / n), rounded once,
             # which is negative at the end.
             left = quotient(n - jnp.clip(count - begin, 0, n), n)
         moved = within((init_value - end_value) * left**power + end_value, init_value, end_value)

@@ -141,7 +141,7 @@ def _interpolated(
 ) -> Schedule:
     """A value that moves along a curve to ``(boundary, scale)`` after another, in ascending order.
 
-    What a boundary at that of the previous one scales is a jump.
+    At a boundary that equals the previous one the value jumps.
     """
 
     def value_at(count: Any) -> Any:

@@ -33,8 +33,8 @@ def communicating(
 
     def start(params: Params) -> State:
         with sends(communication, params):
-            made: State = init(params)
-        return made
+            state: State = init(params)
+        return state
 
     return GradientTransformationExtraArgs(start, update, facets=(communication,))
 
@@ -88,7 +88,7 @@ def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]
     """Raise if JAX has already summed these gradients over the axis.
 
     In a ``shard_map`` with ``check_vma`` the gradient of a replicated parameter is the sum over the
-    devices. To reduce it again would be wrong by the number of devices, or count weights twice.
+    devices. Reducing it again would be wrong by the number of devices, or count weights twice.
     """
     names = set(axes_of(axis_name))
     if not keeps_account(axis_name):

@@ -12,7 +12,7 @@ def operations(program: Any) -> int:
     """The multiplications and additions in products of matrices, in all iterations of loops.
 
     Args:
-        program: what `jax.make_jaxpr` returns. A loop of unknown length counts once, and all
+        program: the result of `jax.make_jaxpr`. A loop of unknown length counts once, and all
             branches of a conditional count.
 
     >>> import jax, jax.numpy as jnp
@@ -29,7 +29,7 @@ def operations(program: Any) -> int:
 
 
 def _most(stacks: Sequence[Stack], of: Callable[[Stack], int]) -> dict[tuple[str, ...], int]:
-    """What the device that has most has of the stacks that are divided over the same axes."""
+    """The largest load of a device, for the stacks that are divided over the same axes."""
     loads: dict[tuple[str, ...], list[int]] = {}
     for stack in stacks:
         load = loads.setdefault(stack.axes, [0] * stack.devices)
@@ -46,7 +46,7 @@ def busiest(stacks: Sequence[Stack]) -> int:
 def messages(stacks: Sequence[Stack]) -> list[tuple[tuple[str, ...], int, int]]:
     """The axes of each message that brings matrices to owners, and its bytes there and back.
 
-    Stacks that go in one message have no padding but what an owner has less than another.
+    Stacks that go in one message are padded only by the difference between owners.
     """
     together = [stack for stack in stacks if stack.in_one_message]
     there = _most(together, lambda stack: stack.bytes[0])

@@ -31,9 +31,11 @@ class Padded:
         self.value, self.shape = value, tuple(shape)
 
     @classmethod
-    def of(cls, x: Array, kept: tuple[int, ...]) -> "Padded":
-        """`x` padded to the shape `kept`."""
-        return cls(jnp.pad(x, [(0, k - n) for k, n in zip(kept, x.shape, strict=True)]), x.shape)
+    def of(cls, x: Array, padded_shape: tuple[int, ...]) -> "Padded":
+        """`x` padded to the shape `padded_shape`."""
+        return cls(
+            jnp.pad(x, [(0, k - n) for k, n in zip(padded_shape, x.shape, strict=True)]), x.shape
+        )
 
     @property
     def dtype(self) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Dims = tuple[tuple[str, ...], ...]
-"""For each dimension of an array the mesh axes that divide it."""
+"""The mesh axes that divide each dimension of an array."""
 
 
 SMALL = "small, left alone"
@@ -125,8 +125,10 @@ def inherited(
         return Placement(dims, shape, "as the parameter")
     if len(shape) == len(of) and all(a in (1, b) for a, b in zip(shape, of, strict=True)):
         # Reduced over some dimensions, which are kept with length 1.
-        kept = zip(shape, of, dims, strict=True)
-        return Placement(tuple(() if a != b else axes for a, b, axes in kept), shape, "reduced")
+        dimensions = zip(shape, of, dims, strict=True)
+        return Placement(
+            tuple(() if a != b else axes for a, b, axes in dimensions), shape, "reduced"
+        )
     placed: list[tuple[str, ...]] = []
     free = dict(enumerate(of_probe))
     for n, size in zip(shape, probe, strict=True):

@@ -18,7 +18,7 @@ from gradtx.types import Params, PyTree, State, Updates
 
 
 class Shardings(Protocol):
-    """What :func:`state_sharding` returns: the shardings of parameters, gradients and state."""
+    """The result of :func:`state_sharding`: the shardings of parameters, gradients and state."""
 
     @property
     def params(self) -> PyTree: ...

@@ -43,10 +43,10 @@ class StateSharding:
     Attributes:
         params: a tree of shardings like the parameters.
         reductions: where each gradient is brought, tree after tree, one for each axis of `zero`: a
-            reduction over one axis at a time is what a TPU scatters.
+            TPU scatters a reduction over one axis at a time.
         state: a tree of shardings like the state, with `Padded` in place of padded slots.
         abstract: the state as `jax.ShapeDtypeStruct`, for compiling ahead of time.
-        leaves: what was done with every leaf of the state; ``print`` shows it, and `owned`.
+        leaves: the placement of every leaf of the state; ``print`` shows it, and `owned`.
         tx: the transformation.
         like: the parameters as `jax.ShapeDtypeStruct`.
         balance: whether stacks of matrices that do not divide begin at different devices.
@@ -75,7 +75,7 @@ class StateSharding:
 
     @functools.cached_property
     def owned(self) -> tuple[Stack, ...]:
-        """The stacks of matrices of which each device transforms some, whole. Allocates nothing."""
+        """The stacks whose matrices devices share out and transform whole. Allocates nothing."""
         places = jax.tree.leaves(self.gradients)
         if not any(len(place.spec) for place in places):
             return ()
@@ -97,8 +97,8 @@ class StateSharding:
         def start(params: Params) -> State:
             return automatic(lambda p: self._formed(tx.init(p)), self.state, params)
 
-        made: State = jax.jit(start, out_shardings=self.state)(params)
-        return made
+        state: State = jax.jit(start, out_shardings=self.state)(params)
+        return state
 
     def placed(self, tx: GradientTransformation) -> GradientTransformation:
         """`tx` for compiled steps of your own, working as in :func:`make_step` on this sharding.
@@ -117,7 +117,7 @@ class StateSharding:
         Raises:
             ValueError: it is another tree, or a leaf has another shape (the error names it).
         """
-        return jax.tree.map(_put, self._formed(state), self.state)
+        return jax.tree.map(_device_put, self._formed(state), self.state)
 
     def whole(self, state: State) -> State:
         """A state without padding, as for saving it: a run on any number of devices can load it."""
@@ -144,16 +144,16 @@ class StateSharding:
                     f"{x.shape}, not {place.shape}"
                 )
         places = [place for _, place in ours]
-        made = [
+        padded = [
             Padded.of(x, place.value.shape) if is_padded(place) else x
             for x, place in zip(together(theirs, places), places, strict=True)
         ]
-        whole = treedef.unflatten(made)
-        kept: Any = jax.tree.structure(self.abstract)
-        if jax.tree.structure(whole) != kept:
-            problem = first_difference(self.abstract, whole)
+        new_state = treedef.unflatten(padded)
+        expected: Any = jax.tree.structure(self.abstract)
+        if jax.tree.structure(new_state) != expected:
+            problem = first_difference(self.abstract, new_state)
             raise ValueError(f"the state is not one of this sharding: {problem}")
-        return whole
+        return new_state
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "sharding", "bytes per device", "")]
@@ -199,9 +199,9 @@ def state_sharding(
             stacks in memory at once; ``print`` shows the operations. Not for steps that are
             differentiated in reverse.
         slots: which slots lie otherwise, and where: ``{"*/mu/*": PartitionSpec("data")}``, with a
-            path pattern of what ``print`` shows (the first that fits counts), or a function
-            ``(path, shape) -> PartitionSpec or None``. They are not divided further.
-            Slots in a codec, and stacks of matrices that devices share out, lie as ever.
+            path pattern for the paths that ``print`` shows (the first that fits counts), or a
+            function ``(path, shape) -> PartitionSpec or None``. They are not divided further. Slots
+            in a codec, and stacks of matrices that devices share out, lie as ever.
 
     Returns:
         A `StateSharding`: shardings of parameters, gradients and state, and a report.
@@ -261,7 +261,7 @@ def state_sharding(
 def _if_all_are_small(
     leaves: list[LeafSharding], largest: int, over: tuple[str, ...], mesh: Mesh, min_size: int
 ) -> str | None:
-    """What to do where ZeRO divides nothing, since all parameters and slots are small."""
+    """The advice where ZeRO divides nothing, since all parameters and slots are small."""
     small = (math.prod(leaf.shape) for leaf in leaves if leaf.note == SMALL)
     sizes = [size for size in small if size > 1]
     specs = (dims_of(leaf.spec, len(leaf.spec)) for leaf in leaves)
@@ -277,15 +277,15 @@ def _if_all_are_small(
     )
 
 
-def _put(x: Any, sharding: Any) -> Any:
+def _device_put(x: Any, sharding: Any) -> Any:
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = _put(jax.random.key_data(x), sharding)
+        data = _device_put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    # Every process has the whole and keeps what is its own.
-    whole = np.asarray(x)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    # Every process has the whole array and keeps its own part.
+    array = np.asarray(x)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def init_sharded(

@@ -28,7 +28,7 @@ class Companded(Format):
 
     A number :math:`x` of a signed slot is kept as :math:`2 a / (1 + |a|)` with :math:`a = x / s`,
     in steps of :math:`1 / (2^{b-1} - 1)`; one of a second moment as its root, in steps of
-    :math:`s / (2^b - 1)`, and what is positive stays so. The root of an average with decay 0.999
+    :math:`s / (2^b - 1)`, and positive numbers stay so. The root of an average with decay 0.999
     moves by half a unit in the last place of float16, so that a scale rounded to nearest would fall
     twice as fast.
 

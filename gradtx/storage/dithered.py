@@ -1,4 +1,4 @@
-"""Subtractive dither: what is added before rounding is known, and subtracted afterwards."""
+"""Subtractive dither: known noise is added before rounding, and subtracted afterwards."""
 
 import jax.numpy as jnp
 

@@ -17,7 +17,7 @@ class Draws(NamedTuple):
     Attributes:
         key: two numbers, int32.
         start: the place of the first entry, counted row by row.
-        strides: for each dimension how many places lie between neighbours.
+        strides: how many places lie between neighbours along each dimension.
         of_scale: whether they are to round the scales of blocks, and not their entries.
 
     >>> whole = Draws.of((1, 2), (4, 6))

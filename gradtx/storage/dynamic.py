@@ -21,8 +21,8 @@ class DynamicMap:
     .. math:: v_k = 10^{n - n_1} \left( 0.1 + 0.9 \, \frac{k - 2^n + 1/2}{2^n} \right)
 
     where :math:`n_1` belongs to the last decade; beyond it there is 1, before the first there is 0.
-    Without negative numbers 0 is read as half of the least number that has another code: a second
-    moment that vanished would be divided by.
+    Without negative numbers 0 is read as half of the least number that has another code, since a
+    second moment is a divisor.
 
     Args:
         bits: the bits of a code, a power of two.
@@ -152,7 +152,7 @@ class Int8(Mapped):
 
 
 class Int4(Mapped):
-    """The dynamic map of 4 bits, and the linear one without zero for what is not negative."""
+    """The dynamic map of 4 bits, and the linear one without zero for nonnegative numbers."""
 
     bits, block, per_byte = 4, 128, 2
     keeps_signs = False

@@ -200,8 +200,8 @@ def decoded(
 class Encoded:
     """A slot in a codec: a `Stored` pytree of arrays with as many dimensions as the slot.
 
-    Codes lie as the slot's entries do, four-bit ones in pairs, one from each half of a block; of
-    scales there is one for each block along its axis.
+    Codes lie as the slot's entries do, four-bit ones in pairs, one from each half of a block; there
+    is one scale for each block along its axis.
 
     Args:
         parts: the arrays by name.

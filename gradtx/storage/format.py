@@ -1,4 +1,4 @@
-"""What the formats share: blocks of numbers with a scale, and rounding to nearest or at random."""
+"""Common to all formats: blocks of numbers with a scale, and rounding to nearest or at random."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -54,7 +54,7 @@ class Format:
         keeps_signs: whether Lion, whose step is the sign of its momentum, learns with the
             momentum in this format while gradients become small.
         drawn: whether codes can only be read with the key with which they were written.
-        types: of the parts, by their names, that `encode` gives in float32 and that are kept in
+        types: the types, by name, of the parts that `encode` gives in float32 and that are kept in
             a shorter type, of which they are numbers.
     """
 
@@ -112,7 +112,7 @@ def within(x: Array, least: Array | float, most: Array | float) -> Array:
 def integer(x: Array) -> Array:
     """Whole numbers of size below 2**22 as int32: then they are the last bits of ``x + 3 * 2**22``.
 
-    A conversion looks for what does not fit, which on a CPU takes longer than all of `code`.
+    A conversion looks for numbers that do not fit, which on a CPU takes longer than all of `code`.
 
     >>> integer(jnp.array([-128.0, 0.0, 255.0])).tolist()
     [-128, 0, 255]
@@ -134,7 +134,7 @@ def between(
         x: the numbers.
         code: the code nearest to each.
         other: ``rising -> code``, the next code above or below.
-        value: what a code means.
+        value: the number that a code stands for.
         draws: random numbers; None for the nearest.
     """
     if draws is None:

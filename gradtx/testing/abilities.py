@@ -1,4 +1,4 @@
-"""What not every transformation can do: each function tries it on a small case, or raises."""
+"""Abilities that some transformations lack: each function tries one on a small case, or raises."""
 
 from collections.abc import Callable
 from typing import Any

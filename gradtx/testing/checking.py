@@ -1,4 +1,4 @@
-"""Checks of a whole transformation: each contract tried on it, and what it is and keeps."""
+"""Checks of a whole transformation: each contract tried on it, its scope, and its state."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -51,13 +51,13 @@ def check_rule(
         params: small parameters to try it on: a vector and a matrix unless given. Give them for a
             rule that looks for leaves by their paths, or wants shapes of its own.
         gradients: the gradients of every step; those of a quadratic loss unless given. Give them
-            for what takes gradients of single examples.
+            for a transformation of gradients of single examples.
         contracts: the names of those to try, as the report prints them, also of the abilities in
             its last lines; all unless given.
 
     Returns:
         A `RuleReport`: the contracts that hold, fail, with the reason, or do not apply; the scope;
-        the bytes of the state; what of the state would stay whole where parameters are divided; and
+        the bytes of the state; slots that would stay whole where parameters are divided; and
         whether it takes rows, complex parameters, strict types and huge gradients. Nothing is
         raised for a failure: see :meth:`RuleReport.raise_for_failures`.
 
@@ -117,7 +117,7 @@ def check_gradient_transformation(
         contracts: the names of those to try.
 
     Returns:
-        A `RuleReport`. Contracts of what ``@transformation`` builds do not apply.
+        A `RuleReport`. Contracts for rules of ``@transformation`` do not apply.
 
     Raises:
         TypeError: they are not two functions, or not a pair.
@@ -190,20 +190,20 @@ def _scope(tx: GradientTransformation) -> str | None:
 
 
 def _shards(tx: GradientTransformation, params: Params) -> tuple[tuple[str, ...] | None, str]:
-    """What of the state is whole on every device of a small mesh, and what devices send."""
+    """The slots that are whole on every device of a small mesh, and the devices' messages."""
     like = jax.eval_shape(lambda: params)
     places = jax.tree.map(_divided, like)
     sharding, reason = _tried(lambda: state_sharding(tx, like, places))
     if sharding is None:
         return None, f"its state cannot be divided: {reason}"
     # A slot with the sharding of its parameter is whole only where that is.
-    whole = [
+    undivided = [
         leaf.path
         for leaf in sharding.leaves
         if not any(leaf.spec) and max(leaf.shape, default=1) > 1 and leaf.note != "as the parameter"
     ]
     sends = "matrices are brought together, each whole on one device" * bool(sharding.owned)
-    return tuple(whole), sends
+    return tuple(undivided), sends
 
 
 def _divided(x: Any) -> NamedSharding:

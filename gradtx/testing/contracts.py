@@ -1,4 +1,4 @@
-"""The contracts: what any transformation promises, each tried on a small case."""
+"""The contracts: the promises of any transformation, each tried on a small case."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class DoesNotApply(Exception):
 
 
 class Contract(NamedTuple):
-    """A contract: its name, what it promises, and the function that tries it."""
+    """A contract: its name, its promise, and the function that tries it."""
 
     name: str
     promise: str
@@ -184,13 +184,13 @@ def _parts_are_updated_alike(t: Trial) -> None:
 
         return jax.tree.map(of, tree)
 
-    whole, _ = t.eager(t.params, [t.gradient] * STEPS)
+    full_updates, _ = t.eager(t.params, [t.gradient] * STEPS)
     try:
-        alone, _ = t.eager(part(t.params), [part(t.gradient)] * STEPS)
+        part_updates, _ = t.eager(part(t.params), [part(t.gradient)] * STEPS)
     except (TypeError, ValueError) as error:  # of a hyperparameter for each entry
         raise DoesNotApply("it does not take a part of a leaf") from error
     kind = "an entry" if of_entries else "a row"
-    difference = values_differ(part(whole), alone, rtol=1e-4, atol=1e-6)
+    difference = values_differ(part(full_updates), part_updates, rtol=1e-4, atol=1e-6)
     _require_same(f"{kind} beside others, and alone", difference)
 
 
@@ -340,7 +340,7 @@ def _declared(tx: GradientTransformation) -> tuple[Any, dict[str, Any]]:
 
 
 def _objects(tx: GradientTransformation) -> dict[str, Any]:
-    """What a configuration names: the builders within, and functions among the arguments."""
+    """The objects that a configuration names: builders within, functions among the arguments."""
     objects: dict[str, Any] = {}
     for each in (tx, *(child for _, child in tx.children)):
         if each.declaration is None:

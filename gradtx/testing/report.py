@@ -1,4 +1,4 @@
-"""What the contracts said of a transformation, as an object that prints."""
+"""The results of the contracts for a transformation, as an object that prints."""
 
 import textwrap
 from collections.abc import Iterable
@@ -29,21 +29,21 @@ class ContractResult:
 
 @dataclass(frozen=True)
 class RuleReport:
-    """What :func:`check_rule` saw; ``print`` shows it.
+    """The results of :func:`check_rule`; ``print`` shows them.
 
     Attributes:
         transformation: the transformation, as it prints.
         results: a `ContractResult` for each contract.
         scope: what an entry of an update is computed from, at most; None where `init` and `update`
             are written by hand, of which nothing is known.
-        abilities: what not every transformation can do, each with the reason why this one cannot,
-            which is empty where it can.
+        abilities: for each ability that some transformations lack, the reason why this one does;
+            empty if it does not.
         parameter_bytes: the bytes of the parameters.
         state_bytes: the bytes of the state; None if `init` fails.
         undivided: leaves of the state that stay whole on every device where the parameters are
             divided; None if that could not be tried.
-        communicates: what devices send each other for a step where the parameters are divided, or
-            why it could not be tried.
+        communicates: the devices' messages in a step where the parameters are divided, or why it
+            could not be tried.
     """
 
     transformation: str
@@ -96,12 +96,12 @@ class RuleReport:
         if self.state_bytes is not None:
             beside = f"{self.state_bytes:,} bytes, beside {self.parameter_bytes:,} of parameters"
             lines.append(f"state: {beside}")
-        whole = "all of the state is divided with its parameters"
+        division = "all of the state is divided with its parameters"
         if self.undivided is None:
-            whole = "not tried"
+            division = "not tried"
         elif self.undivided:
-            whole = f"whole on every device: {', '.join(self.undivided)}"
-        lines.append(f"sharded: {whole}")
+            division = f"whole on every device: {', '.join(self.undivided)}"
+        lines.append(f"sharded: {division}")
         if self.communicates:
             lines += _indented(self.communicates, 9)
         for name, reason in self.abilities.items():

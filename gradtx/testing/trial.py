@@ -1,4 +1,4 @@
-"""Steps of a transformation on small parameters, and comparisons of what they return."""
+"""Steps of a transformation on small parameters, and comparisons of their results."""
 
 import functools
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from gradtx.types import Params, PyTree, State, Updates
 from gradtx.types.keys import is_key
 
 STEPS = 3
-# One side of the matrix is longer by one: bases of what its gradients miss are then unique.
+# One side of the matrix is longer by one: bases of the space its gradients miss are then unique.
 SHAPES = {"b": (4,), "w": (3, 2)}
 
 

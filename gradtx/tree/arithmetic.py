@@ -70,8 +70,8 @@ def where(condition: Any, tree_x: TreeT, tree_y: PyTree) -> TreeT:
 
     Args:
         condition: a boolean, or an array of them that fits every leaf.
-        tree_x: what to take where it is true.
-        tree_y: what to take where it is false.
+        tree_x: the values where it is true.
+        tree_y: the values where it is false.
     """
 
     def choose(x: Any, y: Any) -> Any:

@@ -67,21 +67,21 @@ def get_all_with_path(
 
     def look(path: tuple[Any, ...], node: Any) -> None:
         """Collect the outermost nodes that have the name first, then those inside them."""
-        inside: list[tuple[tuple[Any, ...], Any]] = []
-        outermost(path, node, inside)
-        for at, child in inside:
+        descendants: list[tuple[tuple[Any, ...], Any]] = []
+        outermost(path, node, descendants)
+        for at, child in descendants:
             look(at, child)
 
-    def outermost(path: tuple[Any, ...], node: Any, inside: list[Any]) -> None:
+    def outermost(path: tuple[Any, ...], node: Any, descendants: list[Any]) -> None:
         children = [((*path, step), child) for step, child in children_of(node)]
         here = [(path, node)] if _is_named(node, key) else []
         here += [(at, child) for at, child in children if _key_name(at[-1]) == key]
         if here:
             matches.extend(here)
-            inside.extend(children)
+            descendants.extend(children)
         else:
             for at, child in children:
-                outermost(at, child, inside)
+                outermost(at, child, descendants)
 
     look((), tree)
     return [(p, value) for p, value in matches if filtering is None or filtering(p, value)]

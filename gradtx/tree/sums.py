@@ -69,32 +69,32 @@ def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
     def stacked(*xs: Array) -> Array:
         return jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0)
 
-    def together(*xs: Array) -> list[Array]:  # quicker to trace than with jnp.stack
+    def sums_of_stack(*xs: Array) -> list[Array]:  # quicker to trace than with jnp.stack
         size = math.isqrt(len(xs))
         parts = [xs[i : i + size] for i in range(0, len(xs), size)]
         stack = jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
         return sums_of_squares(scales, stack, on=on)
 
-    def apart(*xs: Array) -> list[Array]:
+    def separate_sums(*xs: Array) -> list[Array]:
         each = [sums_of_squares(scales, x, on=on) for x in xs]
         return [reduce(jnp.add, sums) for sums in zip(*each, strict=True)]
 
     if len(xs) == 1:
         return sums_of_squares(scales, xs[0], on=on)
     if len(xs) > _FEW or not is_tracer(xs[0]) or on == "other":
-        return together(*xs)
+        return sums_of_stack(*xs)
     # XLA's CPU client hands a program to its threads, which costs more than such a step, if it has
     # an array larger than 512 bytes: a stack of smaller leaves may be one.
     if on == "cpu":
-        return apart(*xs)
-    return jax.lax.platform_dependent(*xs, cpu=apart, default=together)
+        return separate_sums(*xs)
+    return jax.lax.platform_dependent(*xs, cpu=separate_sums, default=sums_of_stack)
 
 
 def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = False) -> Norm:
     """The norm of :func:`global_norm`, in parts that are numbers where it is none.
 
     Args:
-        tree: as there.
+        tree: as in :func:`global_norm`.
         again: how to compute a tree that is not stored once more.
         costly: as in :func:`gradtx.numerics.norm`.
     """
