@@ -177,6 +177,7 @@ def test_facets_of_two_classes_with_the_same_content_are_two_programs():
     run = jax.jit(told)
     assert run(tx.with_facets(Measured(1))) == 0
     assert run(tx.with_facets(Priority(1))) == 1
+    assert run(tx.with_facets(Priority({"w": 1}))) == 1  # which has no hash
 
 
 @pytest.mark.parametrize("facet", [Priority, 3, None, ("urgent",)])

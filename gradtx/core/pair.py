@@ -200,7 +200,10 @@ class GradientTransformation(_Pair, Declared):
         return self.traits.facet(kind)
 
     def with_facets(self, *facets: Any) -> Self:
-        """The pair with further facets, each in place of one of the same class."""
+        """The pair with further facets, each in place of one of the same class.
+
+        It is a pair made by hand; as the result of a builder it is declared.
+        """
         return self._replace(facets=(*self.traits.facets, *facets))
 
     def saying(self, kind: type[Any]) -> "tuple[GradientTransformation, ...]":
@@ -360,22 +363,28 @@ class _Structure:
     Args:
         key: what is compared.
         pair: the pair itself if it has no arrays. If it is built, a trace need not do so again.
+        functions: those of a pair made by hand, whose facets may hold what has no hash.
     """
 
-    def __init__(self, key: Any, pair: GradientTransformation | None) -> None:
-        self.key, self.pair = key, pair
+    def __init__(
+        self, key: Any, pair: GradientTransformation | None, functions: Any = None
+    ) -> None:
+        self.key, self.pair, self.functions = key, pair, functions
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, _Structure) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return hash(self.key if self.functions is None else self.functions)
 
 
 def _register(cls: type[GradientTransformation]) -> None:
     def flatten(tx: GradientTransformation) -> tuple[Any, _Structure]:
         if tx.declaration is None:
-            return (), _Structure((tuple(tx), tx.traits, tuple(map(type, tx.traits.facets))), tx)
+            functions, traits = tuple(tx), tx.traits
+            # Records of two classes may be equal, as tuples are.
+            key = functions, traits, tuple(map(type, traits.facets))
+            return (), _Structure(key, tx, functions)
         arrays, key = tx.declaration.flatten()
         return arrays, _Structure(key, None if arrays else tx)
 
