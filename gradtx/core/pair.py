@@ -551,14 +551,17 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
     takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if takes_more and isinstance(tx, GradientTransformation):
         return tx
-    return _adapted(init, update, takes_more)
+    adapted = _adapted(init, update, takes_more)
+    if not isinstance(tx, GradientTransformation):
+        return adapted
+    return adapted._replace(**tx.traits.passed_on()._replace(inner=(tx,))._asdict())
 
 
 @functools.lru_cache(maxsize=64)  # so that a program compiled for it is found again
 def _adapted(
     init: Callable[..., State], update: Callable[..., Any], takes_more: bool
 ) -> GradientTransformation:
-    """Another library's pair, which takes leaves, and extra arguments only if it says so."""
+    """A pair as of another library, which takes leaves, and extra arguments only if it says so."""
 
     def update_with(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

@@ -16,7 +16,7 @@ import gradtx
 from benchmarks.hlo import collectives
 from gradtx.backward.layerwise import norm_for
 from gradtx.composition.gate import reads_entries
-from gradtx.composition.views import SameGradients
+from gradtx.composition.views import LeafByLeaf, SameGradients
 from gradtx.core.pair import GradientTransformation
 from gradtx.leaves.memory import HOST
 from gradtx.types import Key
@@ -976,6 +976,15 @@ def test_what_may_count_the_leaves_is_refused(tx):
     step = gradtx.make_step(loss, tx, inside=True)
     with pytest.raises(ValueError, match="sees all leaves"):
         step(parameters(), tx.init(parameters()), *batch())
+
+
+def test_what_says_that_it_goes_leaf_by_leaf_is_not_refused():
+    def halved(updates, state, params=None):
+        return jax.tree.map(lambda g: -g / 2, updates), state
+
+    tx = GradientTransformation(lambda p: (), halved, facets=(LeafByLeaf(),))
+    one, other = trained(loss, tx, inside=True, steps=1), trained(loss, gradtx.scale(-0.5), steps=1)
+    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
 
 
 def test_no_gradient_of_a_stack_is_in_the_program():
