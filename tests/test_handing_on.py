@@ -67,6 +67,19 @@ def in_catalogue():
     return cases
 
 
+def without_extra(inner):
+    """A pair made by hand that has the record of another, and takes no extra arguments."""
+
+    def update(updates, state, params=None):
+        return inner.update(updates, state, params)
+
+    facets = [each for each in inner.traits.facets if not getattr(each, "runs_steps", False)]
+    before = inner.before_gradients
+    return GradientTransformation(
+        inner.init, update, before_gradients=before, facets=facets, inner=(inner,)
+    )
+
+
 def by_a_schedule(inner):
     def factory(rate):
         return gradtx.chain(inner, gradtx.scale(rate))
@@ -96,6 +109,7 @@ FUNCTIONS = {
     "replace": lambda tx: gradtx.replace(gradtx.guard(gradtx.sgd(0.1)), inner=tx),
     "with_extra_args": lambda tx: gradtx.interop.with_extra_args(tx, weight=1.0),
     "with_extra_args_support": gradtx.with_extra_args_support,
+    "with_extra_args_support by hand": lambda tx: gradtx.with_extra_args_support(without_extra(tx)),
     "rounding_key": lambda tx: rounded_with(tx, jax.random.key(0)),
     "sharding": placed,
     "another update": lambda tx: gradtx.chain(tx)._replace(update=gradtx.chain(tx).update),
@@ -145,6 +159,7 @@ class Measured(NamedTuple):
 
 
 OF_THE_SAME_STEPS = ("rounding_key", "sharding", "static-inner", "store-inner", "with_extra_args")
+OF_THE_SAME_STEPS += ("with_extra_args_support by hand",)
 
 
 @everywhere
@@ -178,6 +193,7 @@ def test_facets_of_two_classes_with_the_same_content_are_two_programs():
     run = jax.jit(told)
     assert run(tx.with_facets(Measured(1))) == 0
     assert run(tx.with_facets(Priority(1))) == 1
+    assert run(tx.with_facets(Priority({"w": 1}))) == 1  # which has no hash
 
 
 @pytest.mark.parametrize("facet", [Priority, 3, None, ("urgent",)])

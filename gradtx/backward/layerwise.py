@@ -1,6 +1,6 @@
 """Which optimizers may run on one layer at a time, as far as their transformations say it."""
 
-from gradtx.composition.views import OtherLeaves, SameGradients, TakesNorm
+from gradtx.composition.views import LeafByLeaf, OtherLeaves, SameGradients, TakesNorm
 from gradtx.core.communication import Communication
 from gradtx.core.explanations import public_name
 from gradtx.core.pair import GradientTransformation
@@ -78,6 +78,8 @@ def _is_known(tx: GradientTransformation) -> bool:
 
     Tests show it for gradtx's own builders, except where a function is a user's.
     """
+    if tx.facet(LeafByLeaf) is not None:
+        return True
     if tx.rule is not None and tx.rule.scope is not Scope.TREE:
         return True
     builder = None if tx.declaration is None else tx.declaration.builder

@@ -26,6 +26,10 @@ class OtherLeaves:
     """The update of a leaf may depend on any other leaf: a user's function sees all of them."""
 
 
+class LeafByLeaf:
+    """The update of a leaf depends on no other leaf, whoever made the transformation."""
+
+
 @not_handed_on
 class TakesNorm(NamedTuple):
     """The norm of all gradients is taken, as the extra argument `grad_norm`.

@@ -201,7 +201,10 @@ class GradientTransformation(_Pair, Declared):
         return self.traits.facet(kind)
 
     def with_facets(self, *facets: Any) -> Self:
-        """The pair with further facets, each in place of one of the same class."""
+        """The pair with further facets, each in place of one of the same class.
+
+        It is a pair made by hand; as the result of a builder it is declared.
+        """
         return self._replace(facets=(*self.traits.facets, *facets))
 
     def saying(self, kind: type[Any]) -> "tuple[GradientTransformation, ...]":
@@ -361,22 +364,28 @@ class _Structure:
     Args:
         key: what is compared.
         pair: the pair itself if it has no arrays. If it is built, a trace need not do so again.
+        functions: those of a pair made by hand, whose facets may hold what has no hash.
     """
 
-    def __init__(self, key: Any, pair: GradientTransformation | None) -> None:
-        self.key, self.pair = key, pair
+    def __init__(
+        self, key: Any, pair: GradientTransformation | None, functions: Any = None
+    ) -> None:
+        self.key, self.pair, self.functions = key, pair, functions
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, _Structure) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return hash(self.key if self.functions is None else self.functions)
 
 
 def _register(cls: type[GradientTransformation]) -> None:
     def flatten(tx: GradientTransformation) -> tuple[Any, _Structure]:
         if tx.declaration is None:
-            return (), _Structure((tuple(tx), tx.traits, tuple(map(type, tx.traits.facets))), tx)
+            functions, traits = tuple(tx), tx.traits
+            # Records of two classes may be equal, as tuples are.
+            key = functions, traits, tuple(map(type, traits.facets))
+            return (), _Structure(key, tx, functions)
         arrays, key = tx.declaration.flatten()
         return arrays, _Structure(key, None if arrays else tx)
 
@@ -562,14 +571,17 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
     takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if takes_more and isinstance(tx, GradientTransformation):
         return tx
-    return _adapted(init, update, takes_more)
+    adapted = _adapted(init, update, takes_more)
+    if not isinstance(tx, GradientTransformation):
+        return adapted
+    return adapted._replace(**tx.traits.passed_on()._replace(inner=(tx,))._asdict())
 
 
 @functools.lru_cache(maxsize=64)  # so that a program compiled for it is found again
 def _adapted(
     init: Callable[..., State], update: Callable[..., Any], takes_more: bool
 ) -> GradientTransformation:
-    """Another library's pair, which takes leaves, and extra arguments only if it says so."""
+    """A pair as of another library, which takes leaves, and extra arguments only if it says so."""
 
     def update_with(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

@@ -119,9 +119,12 @@ class Description:
 
 def communications(tx: GradientTransformation) -> list[Communication]:
     """The records of messages between devices, of `tx` and of the transformations within it."""
-    tx = with_extra_args_support(tx)
+    return _communications(with_extra_args_support(tx))
+
+
+def _communications(tx: GradientTransformation) -> list[Communication]:
     communication = tx.facet(Communication)
-    below = [x for part in tx.inside for x in communications(part)]
+    below = [x for part in tx.inside for x in _communications(part)]
     return (
         below
         if communication is None

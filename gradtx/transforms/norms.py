@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
+from gradtx.composition.scalings import Scaling
 from gradtx.core.pair import (
     GradientTransformation,
     transformation,
@@ -45,7 +46,7 @@ def normalize_by_update_norm(
     def rule(g: Array, s: Any, t: Any) -> Any:
         return s.factor * (s.power * g), {}
 
-    return elementwise(EmptyState, None, rule, of_tree=of_tree)
+    return elementwise(EmptyState, None, rule, of_tree=of_tree).with_facets(Scaling("norm"))
 
 
 def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:

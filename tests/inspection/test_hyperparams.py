@@ -248,6 +248,16 @@ def test_a_learning_rate_is_the_one_in_force(tx, want):
     assert gradtx.hyperparams(tx) == gradtx.hyperparams(tx, tx.init(P))
 
 
+def test_a_rate_after_another_factor_is_reduced_too():
+    tx = gradtx.chain(PLATEAU, gradtx.scale(2.0), gradtx.scale_by_learning_rate(0.1))
+    state = tx.init(0.0)
+    for _ in range(2):
+        _, state = tx.update(1.0, state, 0.0, value=1.0)
+    assert gradtx.hyperparams(tx, state)["learning_rate"] == 0.05
+    clipped = gradtx.chain(PLATEAU, gradtx.clip(1.0), gradtx.scale_by_learning_rate(0.1))
+    assert gradtx.hyperparams(clipped, state)["learning_rate"] == 0.1
+
+
 def test_a_group_is_not_reduced_by_the_plateau_of_another():
     tx = gradtx.partition(
         {"a": gradtx.sgd(0.4), "b": gradtx.chain(gradtx.sgd(0.4), PLATEAU)}, {"w": "a", "b": "b"}

@@ -9,6 +9,8 @@ import pytest
 
 import gradtx
 from gradtx import Implicit
+from gradtx.composition.nearest import EndsElsewhere, Nearest, Penalty
+from gradtx.composition.scalings import Scaling
 
 RNG = np.random.default_rng(0)
 X, V = RNG.normal(size=(30, 5)), RNG.normal(size=(10, 5))
@@ -714,3 +716,64 @@ def test_the_default_tolerance():
     np.testing.assert_array_equal(default, derivative(Implicit(tol=tol)))
     for other in (tol / 30, tol * 30):
         assert not np.array_equal(default, derivative(Implicit(tol=other)))
+
+
+@gradtx.transformation
+def of_ones_own(facet=None, rate: gradtx.checks.NonNegative = 0.5):
+    """Half of the updates, which says what it is told to say."""
+
+    def rule(g, s, t):
+        return rate * g, {}
+
+    facets = () if facet is None else (facet,)
+    return gradtx.leafwise(gradtx.EmptyState, None, rule).with_facets(*facets)
+
+
+def at_least_one(params, rate):
+    return jax.tree.map(lambda p: jnp.maximum(p, 1.0), params)
+
+
+def tried(tx):
+    gradtx.solve(lambda x: jnp.sum((x - 2.0) ** 2), jnp.zeros(2), tx, implicit=True, max_steps=1)
+
+
+BOX = gradtx.project("box", None, {"lower": 0.0, "upper": 1.0})
+FALLING = gradtx.linear_schedule(1.0, 0.1, 10)
+
+
+@pytest.mark.parametrize(
+    ("facet", "words"),
+    [
+        (EndsElsewhere("stops early: wait"), "of_ones_own, which stops early: wait"),
+        (Penalty({"strength": 0.1}), r"of_ones_own\(strength=0.1\), which moves"),
+    ],
+)
+def test_a_user_s_own_says_why_it_is_refused(facet, words):
+    with pytest.raises(ValueError, match=words):
+        tried(gradtx.chain(of_ones_own(facet), gradtx.scale(-1.0)))
+
+
+def test_a_user_s_own_says_why_it_is_not_refused():
+    with pytest.raises(ValueError, match="of_ones_own in a chain with project"):
+        tried(gradtx.chain(of_ones_own(), gradtx.scale(-1.0), BOX))
+    for by in ("step", "norm", "past"):
+        tried(gradtx.chain(of_ones_own(Scaling(by)), gradtx.scale(-1.0), BOX))
+    tried(gradtx.chain(gradtx.normalize_by_update_norm(), gradtx.scale(-1.0), BOX))
+    tried(gradtx.chain(gradtx.scale(-1.0), of_ones_own(Penalty({"strength": 0}))))
+    with pytest.raises(ValueError, match="of_ones_own does not multiply .* accelerated=True"):
+        gradtx.proximal(of_ones_own(Scaling("past")), "l1", arguments={"strength": 1.0})
+
+
+def test_the_map_of_a_user_s_own():
+    def chained(*links, **how):
+        return gradtx.chain(of_ones_own(Nearest(at_least_one, **how)), *links)
+
+    tried(chained(gradtx.adam(0.1), by_entry=True))
+    with pytest.raises(ValueError, match="scale_by_adam in a chain with of_ones_own"):
+        tried(chained(gradtx.adam(0.1)))
+    penalized = of_ones_own(Nearest(at_least_one, at_own_rate=True))
+    with pytest.raises(ValueError, match="scale in a chain with of_ones_own.*inner optimizer"):
+        tried(gradtx.chain(gradtx.scale(0.5), penalized))
+    tried(of_ones_own(Nearest(at_least_one, rate="rate"), FALLING))
+    with pytest.raises(ValueError, match="of_ones_own, where rate is a schedule"):
+        tried(of_ones_own(Nearest(at_least_one), FALLING))

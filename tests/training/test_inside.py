@@ -14,7 +14,10 @@ from jax.sharding import AxisType
 
 import gradtx
 from benchmarks.hlo import collectives
+from gradtx.backward.layerwise import norm_for
 from gradtx.composition.gate import reads_entries
+from gradtx.composition.views import LeafByLeaf, SameGradients
+from gradtx.core.pair import GradientTransformation
 from gradtx.leaves.memory import HOST
 from gradtx.types import Key
 from tests.catalogue import CATALOGUE, optimizers
@@ -618,6 +621,57 @@ def test_a_norm_of_other_than_all_gradients_is_refused(tx):
         trained(loss, tx, inside=True, steps=1)
 
 
+@gradtx.optimizer
+def clipped_first(clip):
+    return gradtx.chain(clip, gradtx.sgd(0.1))
+
+
+@gradtx.optimizer
+def renamed(inner):
+    return inner
+
+
+def by_hand(inner, *facets):
+    return GradientTransformation(inner.init, inner.update, inner=(inner,), facets=facets)
+
+
+CLIP = gradtx.clip_by_global_norm(0.02, two_pass=True)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        clipped_first(CLIP),
+        gradtx.store(clipped_first(CLIP)),
+        renamed(CLIP),
+        renamed(clipped_first(renamed(CLIP))),
+        gradtx.static(CLIP),
+        by_hand(CLIP, SameGradients()),
+    ],
+)
+def test_what_hands_the_gradients_of_all_leaves_on(tx):
+    assert norm_for(tx) == {"update"}
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [gradtx.chain(CLIP, CLIP), clipped_first(gradtx.masked(CLIP, "layers")), by_hand(CLIP)],
+)
+def test_what_may_not_hand_the_gradients_of_all_leaves_on(tx):
+    with pytest.raises(ValueError, match="clip_by_global_norm clips by the norm .* of all leaves"):
+        norm_for(tx)
+
+
+@pytest.mark.slow
+def test_a_user_s_optimizer_may_begin_with_the_norm_of_all_gradients():
+    tx, twin = (
+        clipped_first(gradtx.clip_by_global_norm(0.02, two_pass=on)) for on in (True, False)
+    )
+    one, other = trained(loss, tx, inside=True, steps=2), trained(loss, twin, steps=2)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert bool(jnp.max(jnp.abs(a - b)) <= 1e-6 * jnp.max(jnp.abs(b)))
+
+
 def test_the_plan_says_which_part_of_the_optimizer_needs_all_layers():
     tx = gradtx.chain(gradtx.clip_by_norm(1.0), gradtx.adam(1e-2))
     plan = gradtx.make_step(loss, tx, inside=True).inside(parameters(), *batch())
@@ -922,6 +976,15 @@ def test_what_may_count_the_leaves_is_refused(tx):
     step = gradtx.make_step(loss, tx, inside=True)
     with pytest.raises(ValueError, match="sees all leaves"):
         step(parameters(), tx.init(parameters()), *batch())
+
+
+def test_what_says_that_it_goes_leaf_by_leaf_is_not_refused():
+    def halved(updates, state, params=None):
+        return jax.tree.map(lambda g: -g / 2, updates), state
+
+    tx = GradientTransformation(lambda p: (), halved, facets=(LeafByLeaf(),))
+    one, other = trained(loss, tx, inside=True, steps=1), trained(loss, gradtx.scale(-0.5), steps=1)
+    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
 
 
 def test_no_gradient_of_a_stack_is_in_the_program():
