@@ -536,19 +536,9 @@ def minimize(
     tx = estimating("minimize", tx, gradients)
     scale = scale_in(tx, state)
     if inside is not None and inside is not False:
-        return step_inside(
-            loss_fn,
-            tx,
-            params,
-            state,
-            *args,
-            has_aux=has_aux,
-            grad_loss=grad_loss,
-            trainable=trainable,
-            extra_args=extra_args,
-            where=inside,
-            rounding_key=rounding_key,
-        )
+        options: Any = {"has_aux": has_aux, "grad_loss": grad_loss, "trainable": trainable}
+        options |= {"extra_args": extra_args, "where": inside, "rounding_key": rounding_key}
+        return step_inside(loss_fn, tx, params, state, *args, **options)
     gradients = estimator_of(tx)
     if rounding_key is not None:
         tx = rounded_with(tx, rounding_key)
@@ -578,13 +568,8 @@ def minimize(
         loss = scalar_loss(loss_fn, has_aux, any_shape=False)
         return loss(merge(packed_like(at, trained), params), *args)[0]
 
-    arguments = {
-        "value": value,
-        "grad": unscaled(grads, scale),
-        "value_fn": value_fn,
-        **(extra_args or {}),
-    }
-    new, state = take_step(tx, grads, state, trained, **arguments)
+    arguments = {"value": value, "grad": unscaled(grads, scale), "value_fn": value_fn}
+    new, state = take_step(tx, grads, state, trained, **{**arguments, **(extra_args or {})})
     state = state if flat is None else with_flat(state, flat)
     result: Any = (value, aux) if has_aux else value
     return merge(new, params), state, result
