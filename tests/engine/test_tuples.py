@@ -273,6 +273,15 @@ def test_leaves_of_one_batch_may_be_divided_in_different_ways():
     assert {n: got[n]["a"].sharding.spec for n in places} == places
 
 
+def test_gradients_of_a_tuple_may_be_python_numbers():
+    @gradtx.transformation
+    def exchanged():
+        return gradtx.tuplewise(gradtx.EmptyState, None, lambda g, s, t: (g[::-1], {}), ("a", "b"))
+
+    updates, _ = exchanged().update({"a": 1.0, "b": 2.0}, exchanged().init({"a": 0.0, "b": 0.0}))
+    assert jax.tree.map(float, updates) == {"a": 2.0, "b": 1.0}
+
+
 def test_a_rule_of_another_shape_is_refused_by_the_path():
     @gradtx.transformation
     def first_rows():
