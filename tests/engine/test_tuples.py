@@ -1,6 +1,6 @@
 """Rules over leaves that belong together: what they see, what is kept, what is refused."""
 
-# Sees mutants of: factors.
+# Sees mutants of: factors, places.
 
 from typing import NamedTuple
 
