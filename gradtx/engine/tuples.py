@@ -251,7 +251,7 @@ def _by_tuples(
         seen = [p if g is None else g for g, p in zip(leaves.gradients, leaves.params, strict=True)]
         tree = leaves.treedef.unflatten(seen)
         index_tuples = tuples_of(leaves.label, tree, related)
-        there, out = set(leaves.there()), list(leaves.gradients)
+        there = set(leaves.there())
         slots = {n: list(column) for n, column in leaves.slots.items()}
         numbers = [None] * len(seen)
         if dimensions is not None:
@@ -267,6 +267,7 @@ def _by_tuples(
                 continue
             key = tuple(_kind(leaves, i, seen[i], numbers[i], dimensions) for i in members)
             alike.setdefault(key, []).append(members)
+        out = list(leaves.gradients)
         for key, tuples in alike.items():
             groups = zip((how for how, *_ in key), zip(*tuples, strict=True), strict=True)
             _apply(leaves, rule, [Place([group]) for group in groups], reads, out, slots)

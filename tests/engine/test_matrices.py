@@ -1,5 +1,7 @@
 """Arrays as batches of matrices, and rules on matrices of one shape from several leaves."""
 
+# Sees mutants of: places.
+
 from typing import NamedTuple
 
 import jax

@@ -1,6 +1,6 @@
 """Matrices that are divided over a mesh are transformed by one device each."""
 
-# Sees mutants of: matrix_batches, own_batches, resharding.
+# Sees mutants of: matrix_batches, own_batches, places, resharding.
 
 import contextlib
 import functools

@@ -1,5 +1,7 @@
 """Gradients, slots, parameters and directions suit one another, whatever the scope of a rule."""
 
+# Sees mutants of: leaves, lift, tree.
+
 from typing import NamedTuple
 
 import jax

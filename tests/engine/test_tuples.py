@@ -1,6 +1,6 @@
 """Rules over leaves that belong together: what they see, what is kept, what is refused."""
 
-# Sees mutants of: factors.
+# Sees mutants of: factors, places.
 
 from typing import NamedTuple
 
@@ -271,6 +271,15 @@ def test_leaves_of_one_batch_may_be_divided_in_different_ways():
         got, _ = jax.jit(tx.update)(divided, tx.init(divided), divided)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), got, want)
     assert {n: got[n]["a"].sharding.spec for n in places} == places
+
+
+def test_gradients_of_a_tuple_may_be_python_numbers():
+    @gradtx.transformation
+    def exchanged():
+        return gradtx.tuplewise(gradtx.EmptyState, None, lambda g, s, t: (g[::-1], {}), ("a", "b"))
+
+    updates, _ = exchanged().update({"a": 1.0, "b": 2.0}, exchanged().init({"a": 0.0, "b": 0.0}))
+    assert jax.tree.map(float, updates) == {"a": 2.0, "b": 1.0}
 
 
 def test_a_rule_of_another_shape_is_refused_by_the_path():
