@@ -16,7 +16,7 @@ from gradtx.numerics.control import inside
 from gradtx.numerics.mathematics import abs_sq, divide
 from gradtx.numerics.precision import widen
 from gradtx.programs.contexts import for_comparison
-from gradtx.programs.tracing import is_tracer
+from gradtx.programs.tracing import is_staged, is_tracer
 from gradtx.types import Array, DType, PyTree
 
 Axes = int | Sequence[int] | None
@@ -288,12 +288,18 @@ def _in_parts(short: Array) -> Norm:
 
 def with_derivative(parts: Norm, xs: Sequence[Array], axes: Axes = None, count: int = 1) -> Norm:
     """A norm of arrays, with its derivative with respect to these; 0 where the norm is 0."""
-    return Norm(_of_arrays(axes, count, parts.value, parts.unit, list(xs)), parts.unit)
+    of = _of_staged if is_staged(parts.value) else _of_arrays
+    over = axes if axes is None or isinstance(axes, int) else tuple(axes)
+    return Norm(of(over, count, parts.value, parts.unit, list(xs)), parts.unit)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _of_arrays(axes: Axes, count: int, value: Array, unit: Array, xs: list[Array]) -> Array:
     return value
+
+
+# A function with a custom derivative is traced at every call, and this one once for a shape.
+_of_staged = jax.jit(_of_arrays, static_argnums=(0, 1), inline=True)
 
 
 @_of_arrays.defjvp
