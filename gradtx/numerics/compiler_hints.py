@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, cast as typed
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.precision import real_dtype
+from gradtx.numerics.precision import cast, real_dtype
 from gradtx.numerics.step import Step
 from gradtx.programs.tracing import is_tracer, vary, varying_axes
 from gradtx.types import Array
@@ -264,7 +264,7 @@ def _times(x: Array, one: Array) -> Array:
     """The product, part by part if complex, since an infinite complex number times 0 is NaN."""
     if jnp.iscomplexobj(x):
         return jax.lax.complex(_times(x.real, one), _times(x.imag, one))
-    return x * one.astype(x.dtype)
+    return jax.lax.mul(x, cast(one, x.dtype))
 
 
 def _is_number(v: Any) -> bool:

@@ -7,6 +7,7 @@ program is the same. Where leaves are many, a call is for several, so that equat
 square root of the number of leaves.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -103,6 +104,7 @@ def traced_once(
         members.setdefault((structure, tuple(map(jax.typeof, leaves))), []).append(i)
     results: list[Any] = [None] * len(calls)
     ranks: set[Hashable] = set()
+    equation = functools.cache(_call)
     for kind, alike in members.items():
         structure, types = kind
         rank = structure, tuple((x.ndim, x.dtype) for x in types)
@@ -119,14 +121,18 @@ def traced_once(
         if called:
             example = called[0]
             alone = function if by_itself is None else by_itself(example)
-            trees = _called(name, alone, calls[example], [flat[i][0] for i in called])
+            trees = _called(name, alone, calls[example], [flat[i][0] for i in called], equation)
             for i, tree in zip(called, trees, strict=True):
                 results[i] = tree
     return results
 
 
 def _called(
-    name: str, function: Callable[..., Any], example: tuple[Any, ...], calls: list[list[Any]]
+    name: str,
+    function: Callable[..., Any],
+    example: tuple[Any, ...],
+    calls: list[list[Any]],
+    equation: Callable[[int, int], tuple[Any, dict[str, Any]]],
 ) -> list[Any]:
     """The results of `function` for the leaves of arguments, all of them like `example`."""
     closed, out = jax.make_jaxpr(function, return_shape=True)(*example)
@@ -148,7 +154,7 @@ def _called(
 
         if size > 1:
             jaxpr = jax.make_jaxpr(body)(*shared, *calls[0] * size).jaxpr
-        group = _function(name, jaxpr)
+        group = _function(name, jaxpr, equation)
         for some in _parts(calls[: len(calls) // size * size], size):
             outputs = group(*shared, *itertools.chain.from_iterable(some))
             results += _parts(outputs, structure.num_leaves)
@@ -166,7 +172,9 @@ def _run(jaxpr: Any) -> Callable[..., list[Any]]:
     return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
 
 
-def _function(name: str, jaxpr: Any) -> Callable[..., list[Any]]:
+def _function(
+    name: str, jaxpr: Any, equation: Callable[[int, int], tuple[Any, dict[str, Any]]]
+) -> Callable[..., list[Any]]:
     """A traced program as a function of the program that is being traced, which is not traced anew.
 
     What it returns as it was given is no result of the equation that calls it.
@@ -176,8 +184,8 @@ def _function(name: str, jaxpr: Any) -> Callable[..., list[Any]]:
     forwarded = [_index(v, jaxpr.invars) for v in jaxpr.outvars]
     outvars = [v for v, i in zip(jaxpr.outvars, forwarded, strict=True) if i is None]
     if not outvars:
-        return lambda *arrays: [arrays[i] for i in forwarded]
-    primitive, params = _call(len(jaxpr.invars), len(outvars))
+        return lambda *arrays: [arrays[i] for i in forwarded if i is not None]
+    primitive, params = equation(len(jaxpr.invars), len(outvars))
     closed = ClosedJaxpr(jaxpr.replace(outvars=outvars), [])
 
     def run(*arrays: Any) -> list[Any]:
