@@ -23,7 +23,8 @@ FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
 
 FEW_EQUATIONS = 32
-"""Up to so many equations are bound in less time than it takes to make a function of them."""
+"""Up to so many equations are bound in less time than it takes to make a function of them, unless
+there are programs in them, such as those for a kind of chip."""
 
 
 def is_shape(x: Any) -> bool:
@@ -104,7 +105,7 @@ def traced_once(
         members.setdefault((structure, tuple(map(jax.typeof, leaves))), []).append(i)
     results: list[Any] = [None] * len(calls)
     ranks: set[Hashable] = set()
-    equation = functools.cache(_call)
+    equation = functools.cache(_equation_of_a_call)
     for kind, alike in members.items():
         structure, types = kind
         rank = structure, tuple((x.ndim, x.dtype) for x in types)
@@ -132,9 +133,11 @@ def _called(
     function: Callable[..., Any],
     example: tuple[Any, ...],
     calls: list[list[Any]],
-    equation: Callable[[int, int], tuple[Any, dict[str, Any]]],
+    equation: Callable[[], Any],
 ) -> list[Any]:
     """The results of `function` for the leaves of arguments, all of them like `example`."""
+    from gradtx.programs.interpreter import inner_jaxprs  # takes as long to import as gradtx
+
     closed, out = jax.make_jaxpr(function, return_shape=True)(*example)
     structure: Any = jax.tree.structure(out)
     # Arrays that it closes over become arguments: JAX would keep tracers in its cache.
@@ -142,7 +145,8 @@ def _called(
     jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     run = _run(jaxpr)
     results: list[Any] = []
-    if len(calls) * len(jaxpr.eqns) > FEW_EQUATIONS:
+    nested = any(True for eqn in jaxpr.eqns for _ in inner_jaxprs(eqn))
+    if len(calls) * len(jaxpr.eqns) > FEW_EQUATIONS or nested:
         # A call is an equation too: with this size there are as many in the function as calls of
         # it. Calls within it would be fewer in all, but XLA inlines nested calls more slowly.
         size = max(1, math.isqrt(len(calls) // len(jaxpr.eqns)))
@@ -154,7 +158,7 @@ def _called(
 
         if size > 1:
             jaxpr = jax.make_jaxpr(body)(*shared, *calls[0] * size).jaxpr
-        group = _function(name, jaxpr, equation)
+        group = as_function(name, jaxpr, equation)
         for some in _parts(calls[: len(calls) // size * size], size):
             outputs = group(*shared, *itertools.chain.from_iterable(some))
             results += _parts(outputs, structure.num_leaves)
@@ -172,12 +176,25 @@ def _run(jaxpr: Any) -> Callable[..., list[Any]]:
     return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
 
 
-def _function(
-    name: str, jaxpr: Any, equation: Callable[[int, int], tuple[Any, dict[str, Any]]]
-) -> Callable[..., list[Any]]:
-    """A traced program as a function of the program that is being traced, which is not traced anew.
+def _equation_of_a_call() -> Any:
+    """An equation that calls a function of one number, where a program is traced now."""
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    (eqn,) = jax.make_jaxpr(jax.jit(jax.lax.neg))(number).jaxpr.eqns
+    return eqn
 
-    What it returns as it was given is no result of the equation that calls it.
+
+def as_function(
+    name: str, jaxpr: Any, equation: Callable[[], Any] = _equation_of_a_call
+) -> Callable[..., list[Any]]:
+    """A program without constants as a function, whose calls are one equation each.
+
+    It is the function of ``jax.jit``, but for tracing the program anew. Results that are arguments
+    are none of the equation.
+
+    Args:
+        name: what the function is called.
+        jaxpr: the program.
+        equation: gives an equation of ``jax.jit`` with one argument and one result.
     """
     from jax.extend.core import ClosedJaxpr  # takes as long to import as gradtx
 
@@ -185,11 +202,17 @@ def _function(
     outvars = [v for v, i in zip(jaxpr.outvars, forwarded, strict=True) if i is None]
     if not outvars:
         return lambda *arrays: [arrays[i] for i in forwarded if i is not None]
-    primitive, params = equation(len(jaxpr.invars), len(outvars))
-    closed = ClosedJaxpr(jaxpr.replace(outvars=outvars), [])
+    call = equation()
+    params = {
+        key: value * len(outvars if key.startswith("out_") else jaxpr.invars)
+        if isinstance(value, tuple)
+        else value
+        for key, value in call.params.items()
+    }
+    params |= {"name": name, "jaxpr": ClosedJaxpr(jaxpr.replace(outvars=outvars), [])}
 
     def run(*arrays: Any) -> list[Any]:
-        results = iter(primitive.bind(*arrays, **{**params, "name": name, "jaxpr": closed}))
+        results = iter(call.primitive.bind(*arrays, **params))
         return [next(results) if i is None else arrays[i] for i in forwarded]
 
     return run
@@ -197,17 +220,6 @@ def _function(
 
 def _index(v: Any, variables: list[Any]) -> int | None:
     return next((i for i, other in enumerate(variables) if other is v), None)
-
-
-def _call(arguments: int, results: int) -> tuple[Any, dict[str, Any]]:
-    """The primitive and the parameters of an equation that calls a function."""
-
-    def function(*xs: Any) -> list[Any]:
-        return [jax.lax.neg(xs[0]) for _ in range(results)]
-
-    number = jax.ShapeDtypeStruct((), jnp.float32)
-    (eqn,) = jax.make_jaxpr(jax.jit(function))(*[number] * arguments).jaxpr.eqns
-    return eqn.primitive, eqn.params
 
 
 def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
