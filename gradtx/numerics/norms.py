@@ -161,7 +161,9 @@ def sums_of_squares(
     terms = [abs_sq(x if scale is None else x * scale) for scale in scales]
 
     def apart(*terms: Array) -> list[Array]:
-        return [jnp.sum(term, over, keepdims=keep) for term in terms]
+        if not keep:
+            return [jax.lax.reduce_sum(term, over) for term in terms]
+        return [jnp.sum(term, over, keepdims=True) for term in terms]
 
     def together(*terms: Array) -> list[Array]:
         zeros = tuple(jnp.zeros([], term.dtype) for term in terms)
@@ -194,7 +196,7 @@ def norm_of_sums(
 
     def if_needed(on: Chip | None = None) -> Array:
         short = _shortened(sums((None,), *arrays, on=on)[0])
-        far, least = _far(short.dtype), _least(short.dtype)
+        far = _far(short.dtype)
 
         def over_again(i: Array, short: Array) -> Array:
             function, needed = again or (lambda *arrays: arrays, arrays)
@@ -203,11 +205,7 @@ def norm_of_sums(
             (total,) = sums((1 / unit,), *terms, on=on)
             return _improved(i, short, total, unit)
 
-        # The first turn is for norms that are too large, the second for those that are too small.
-        # Extremes are compared, since booleans would be one array more.
-        first = jnp.where(jnp.max(short, initial=0) == jnp.inf, 0, 1)
-        end = jnp.where(jnp.min(short, initial=1) < least, 2, 1)
-        return _turns(first, end, over_again, short)
+        return _turns(*_needed_turns(short), over_again, short)
 
     def at_once(on: Chip) -> Array:
         far = _far(jnp.float32)
@@ -221,6 +219,15 @@ def norm_of_sums(
         on_others = functools.partial(as_it_is if costly else at_once, "other")
         return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, default=on_others))
     return _in_parts(if_needed())
+
+
+@functools.partial(jax.jit, inline=True)
+def _needed_turns(short: Array) -> tuple[Array, Array]:
+    """The first turn is for norms that are too large, the second for those that are too small."""
+    # Extremes are compared, since booleans would be one array more.
+    first = jnp.where(jnp.max(short, initial=0) == jnp.inf, 0, 1)
+    end = jnp.where(jnp.min(short, initial=1) < _least(short.dtype), 2, 1)
+    return first, end
 
 
 @jax.jit
