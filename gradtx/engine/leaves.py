@@ -1,6 +1,7 @@
 """One leaf as a rule sees it, in whatever form gradient and slots are kept."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -157,6 +158,16 @@ class Steps:
             self._steps[dtype] = Step(self._count, dtype)
         step = self._steps[dtype]
         return step if leaf is None else step.of_leaf(leaf)
+
+    @contextlib.contextmanager
+    def in_another_trace(self) -> Iterator[None]:
+        """A context at whose end the steps forget what they have computed in it."""
+        before = self._steps
+        self._steps = {dtype: step.branched() for dtype, step in before.items()}
+        try:
+            yield
+        finally:
+            self._steps = before
 
     def anew(self, dtype: DType) -> Any:
         """A new `Step` for a function that is traced by itself, whose scalars none may share."""

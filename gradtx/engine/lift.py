@@ -13,6 +13,7 @@ Annotations say what the fields of a state are: `Slots`, `Counter` (each counts 
 each leaf, a rule of the tree a single key).
 """
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -274,27 +275,119 @@ class Leaves:
         return SlotsOfLeaf(self.label, loaded, {**self.scalars, **drawn})
 
 
-@runs_steps
-class Lifted(Rule):
-    """A rule with the two functions by which the engine runs it on an update.
-
-    Attributes:
-        begin: takes the arguments of an update apart.
-        end: ``(leaves, state, new slots and scalars) -> new state``.
-    """
-
-    def __init__(
-        self,
-        rule: Rule,
-        begin: Callable[..., Leaves],
-        end: Callable[[Leaves, State, dict[str, Any]], State],
-    ) -> None:
-        super().__init__(**vars(rule))
-        self.begin, self.end = begin, end
-
-
 FirstFn = Callable[[Params, list[Any], list[Any]], list[Any]]
 Transform = Callable[[Leaves], tuple[list[Any], dict[str, Any]]]
+
+
+@runs_steps
+class Lifted(Rule):
+    """A rule as the engine runs it on an update, between taking its arguments apart and its end.
+
+    Attributes:
+        label: the name of the transformation in errors.
+        fields: what each field of the state is.
+        slots: the names of the fields that are slots.
+        counters: those that count steps.
+        scalars: those that are numbers of the whole tree.
+        keys: those that are random keys.
+        advance: the tree's scalars after the step, if the rule does not return them.
+        takes_params: whether the rule reads the parameters.
+    """
+
+    def __init__(self, rule: Rule, advance: AdvanceFn | None, takes_params: bool | None) -> None:
+        super().__init__(**vars(rule))
+        self.label, self.advance = label_of(rule.function), advance
+        self.fields = checked_fields(self.label, rule.state)
+        self.slots, self.counters, self.scalars, self.keys = (
+            [name for name, kind in self.fields.items() if kind == each]
+            for each in (SLOT, COUNTER, TREE_SCALAR, KEY)
+        )
+        self.takes_params = reads_params(rule.function) if takes_params is None else takes_params
+
+    def initial_state(self, params: Params, first: FirstFn, start: Start | None) -> State:
+        """The state before the first step; `first` and `start` are as in :func:`lift`."""
+        leaves, treedef = leaves_with_path(params)
+        # A tree may also hold what is never trained, if nothing is to be kept for it.
+        keeps = self.slots or self.scalars
+        checked = [parameter(p, path) if keeps and p is not None else None for path, p in leaves]
+        slots = first(params, checked, [path for path, _ in leaves])
+        for slots_of_leaf in slots:
+            if slots_of_leaf is not None:
+                check_names(
+                    f"{self.label}: the slots at the start", slots_of_leaf, self.slots, self.state
+                )
+        trees = {
+            n: treedef.unflatten([None if m is None else m[n] for m in slots]) for n in self.slots
+        }
+        rest = self._scalars_and_keys([widen(p) for p in checked if p is not None], start)
+        counts = {n: jnp.zeros([], jnp.int32) for n in self.counters}
+        return typed(State, self.state(**trees, **rest, **counts))
+
+    def _scalars_and_keys(self, params: list[Array], start: Start | None) -> dict[str, Any]:
+        values = start(params) if callable(start) else start or {}
+        names = [*self.scalars, *self.keys]
+        check_names(f"{self.label}: what starts beside the slots", values, names, self.state)
+        dtype = scalar_dtype(params)
+        scalars = {
+            n: own_copy(v, bool if isinstance(v, bool) else dtype)
+            for n, v in values.items()
+            if n in self.scalars
+        }
+        return scalars | {n: values[n] for n in self.keys}
+
+    def begin(
+        self,
+        updates: Updates,
+        state: State,
+        params: Params | None = None,
+        *,
+        skipped: SkippedSteps | None = None,
+        **extra_args: Any,
+    ) -> Leaves:
+        """The arguments of an update, leaf by leaf."""
+        if self.fields:
+            check_state(self.label, state, self.state)
+        if self.takes_params:
+            params = needed(self.label, updates, params)
+        treedef: Any
+        leaves, treedef = jax.tree.flatten(updates, is_leaf=is_leaf)
+
+        def column(name: str, tree: Any) -> list[Any]:
+            problem = f"{self.label}: the gradients and {name} are different trees"
+            return aligned(problem, updates, treedef, tree)
+
+        counts = {n: increment(getattr(state, n)) for n in self.counters}
+        drawn = {n: jax.random.split(getattr(state, n)) for n in self.keys}
+        return Leaves(
+            self,
+            self.label,
+            treedef,
+            leaves,
+            {n: column(n, getattr(state, n)) for n in self.slots},
+            column("the parameters", params) if self.takes_params else [None] * len(leaves),
+            Steps(self.label, self.state, next(iter(counts.values()), None)),
+            {n: as_array(getattr(state, n)) for n in self.scalars},
+            {n: pair[1] for n, pair in drawn.items()},
+            self.takes_params,
+            skipped,
+            extra_args,
+            {**counts, **{n: pair[0] for n, pair in drawn.items()}},
+        )
+
+    def end(self, leaves: Leaves, state: State, new: dict[str, Any]) -> State:
+        """The state after an update, from the new slots and scalars."""
+        if self.advance is not None:
+            step = leaves.steps.of(scalar_dtype([g for g in leaves.gradients if g is not None]))
+            new = {**new, **self.advance(leaves.view({}), step)}
+        if not self.fields:
+            return state
+        fresh = {n: leaves.treedef.unflatten(new[n]) for n in self.slots}
+        for n in self.scalars:
+            check_scalar(self.label, n, getattr(state, n), new.get(n, getattr(state, n)))
+        fresh |= {
+            n: cast(jnp.asarray(new[n]), getattr(state, n).dtype) for n in self.scalars if n in new
+        }
+        return state._replace(**fresh, **leaves.next)
 
 
 def lift(
@@ -317,100 +410,18 @@ def lift(
         advance: the tree's scalars after the step, if the rule does not return them.
         takes_params: whether the rule reads the parameters; None to go by its signature.
     """
-    label = label_of(rule.function)
-    fields = checked_fields(label, rule.state)
-    named = {k: [n for n, kind in fields.items() if kind == k] for k in set(fields.values())}
-    slotted, counters = named.get(SLOT, []), named.get(COUNTER, [])
-    scalars, keys = named.get(TREE_SCALAR, []), named.get(KEY, [])
-    if takes_params is None:
-        takes_params = reads_params(rule.function)
+    lifted = Lifted(rule, advance, takes_params)
 
     def init(params: Params) -> State:
-        leaves, treedef = leaves_with_path(params)
-        # A tree may also hold what is never trained, if nothing is to be kept for it.
-        keeps = slotted or scalars
-        checked = [parameter(p, path) if keeps and p is not None else None for path, p in leaves]
-        initial_slots = first(params, checked, [path for path, _ in leaves])
-        for one in initial_slots:
-            if one is not None:
-                check_names(f"{label}: the slots at the start", one, slotted, rule.state)
-        trees = {
-            n: treedef.unflatten([m if m is None else m[n] for m in initial_slots]) for n in slotted
-        }
-        there = [widen(p) for p in checked if p is not None]
-        initial_values = start(there) if callable(start) else start or {}
-        check_names(
-            f"{label}: what starts beside the slots", initial_values, [*scalars, *keys], rule.state
-        )
-        kind = scalar_dtype(there)
-        scalars_and_keys = {
-            n: own_copy(v, bool if isinstance(v, bool) else kind)
-            for n, v in initial_values.items()
-            if n in scalars
-        }
-        scalars_and_keys |= {n: initial_values[n] for n in keys}
-        counts = {n: jnp.zeros([], jnp.int32) for n in counters}
-        return typed(State, rule.state(**trees, **scalars_and_keys, **counts))
-
-    def begin(
-        updates: Updates,
-        state: State,
-        params: Params | None = None,
-        *,
-        skipped: SkippedSteps | None = None,
-        **extra_args: Any,
-    ) -> Leaves:
-        if fields:
-            check_state(label, state, rule.state)
-        if takes_params:
-            params = needed(label, updates, params)
-        treedef: Any
-        leaves, treedef = jax.tree.flatten(updates, is_leaf=is_leaf)
-
-        def column(name: str, tree: Any) -> list[Any]:
-            problem = f"{label}: the gradients and {name} are different trees"
-            return aligned(problem, updates, treedef, tree)
-
-        counts = {n: increment(getattr(state, n)) for n in counters}
-        drawn = {n: jax.random.split(getattr(state, n)) for n in keys}
-        return Leaves(
-            rule,
-            label,
-            treedef,
-            leaves,
-            {n: column(n, getattr(state, n)) for n in slotted},
-            column("the parameters", params) if takes_params else [None] * len(leaves),
-            Steps(label, rule.state, next(iter(counts.values()), None)),
-            {n: as_array(getattr(state, n)) for n in scalars},
-            {n: pair[1] for n, pair in drawn.items()},
-            takes_params,
-            skipped,
-            extra_args,
-            {**counts, **{n: pair[0] for n, pair in drawn.items()}},
-        )
-
-    def end(leaves: Leaves, state: State, new: dict[str, Any]) -> State:
-        if advance is not None:
-            step = leaves.steps.of(scalar_dtype([g for g in leaves.gradients if g is not None]))
-            new = {**new, **advance(leaves.view({}), step)}
-        if not fields:
-            return state
-        fresh = {n: leaves.treedef.unflatten(new[n]) for n in slotted}
-        for n in scalars:
-            check_scalar(label, n, getattr(state, n), new.get(n, getattr(state, n)))
-        fresh |= {
-            n: cast(jnp.asarray(new[n]), getattr(state, n).dtype) for n in scalars if n in new
-        }
-        return state._replace(**fresh, **leaves.next)
+        return lifted.initial_state(params, first, start)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        leaves = begin(updates, state, params, **extra_args)
+        leaves = lifted.begin(updates, state, params, **extra_args)
         directions, new = transform(leaves)
-        return leaves.treedef.unflatten(directions), end(leaves, state, new)
+        return leaves.treedef.unflatten(directions), lifted.end(leaves, state, new)
 
-    lifted = Lifted(rule, begin, end)
     return GradientTransformationExtraArgs(init, update, rule=rule, facets=(lifted,))
 
 
@@ -469,6 +480,13 @@ def in_turn(
     return leaves_of_rules[0].treedef.unflatten(directions), [r.end(*rest) for r, *rest in ended]
 
 
+Beside = tuple[dict[str, Any], dict[str, Any]]
+"""The slots, in the form in which they are kept, and the random keys of one leaf for one rule."""
+
+OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
+"""Gradient, slots, parameter, keys."""
+
+
 def _leaf_by_leaf(
     rules: Sequence[Rule], leaves_of_rules: Sequence[Leaves], last: Last | None = None
 ) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -477,31 +495,72 @@ def _leaf_by_leaf(
     Each rule gets the directions of the rule before it. All rules are traced together, once for
     leaves of the same shapes and types.
     """
+    joined = JoinedRules(rules, leaves_of_rules, last)
     first, there = leaves_of_rules[0], leaves_of_rules[0].there()
-    by_number = any(rule.scope is Scope.LEAF for rule in rules)
-    params = next(
-        (x.params for x in leaves_of_rules if x.takes_params), last.params if last else None
+    calls = {i: joined.arguments(i) for i in there}
+    if rules[0].of_tree is not None:
+        first.scalars |= rules[0].of_tree([widened(g) for _, g, *_ in calls.values()])
+    dense = [i for i, (_, g, *_) in calls.items() if not is_rows(g)]
+    name = "_".join(leaves.label for leaves in leaves_of_rules)
+    results = traced_once(
+        name,
+        joined.on_leaf,
+        [calls[i] for i in dense],
+        lambda k: joined.by_itself(dense[k]),
     )
-    applied = [
-        rule.function
-        if leaves.skipped is None
-        else leaves.skipped.over(rule.function, rule.zero_gradient, reads_params(rule.function))
-        for rule, leaves in zip(rules, leaves_of_rules, strict=True)
-    ]
+    by_leaf = dict(zip(dense, results, strict=True))
+    by_leaf |= {i: joined.on_leaf(*calls[i]) for i in there if i not in by_leaf}
+    directions: list[Any] = [None] * len(first.gradients) if last is None else [*last.params]
+    slots = [{n: list(column) for n, column in leaves.slots.items()} for leaves in leaves_of_rules]
+    for i, (direction, new) in by_leaf.items():
+        directions[i] = direction
+        for columns, of_rule in zip(slots, new, strict=True):
+            for n, column in columns.items():
+                column[i] = of_rule[n]
+    return directions, slots
+
+
+class JoinedRules:
+    """Rules of entries, rows or leaves as one function of a leaf, in which one follows the other.
+
+    Attributes:
+        rules: the rules.
+        inputs: the arguments of the update of each rule.
+        last: what is applied to the direction of the last rule.
+        functions: those of the rules, which take the steps that were skipped too.
+        params: the parameters, for the rules that read them or for the last function.
+        example: the index of the leaf for which the joined function was last traced by itself.
+    """
+
+    def __init__(self, rules: Sequence[Rule], inputs: Sequence[Leaves], last: Last | None) -> None:
+        self.rules, self.inputs, self.last, self.example = rules, inputs, last, 0
+        self.functions = [
+            rule.function
+            if leaves.skipped is None
+            else leaves.skipped.over(rule.function, rule.zero_gradient, reads_params(rule.function))
+            for rule, leaves in zip(rules, inputs, strict=True)
+        ]
+        read = (leaves.params for leaves in inputs if leaves.takes_params)
+        self.params: list[Any] | None = next(read, last.params if last else None)
+
+    def arguments(self, i: int) -> tuple[Any, ...]:
+        """The arguments of `on_leaf` for a leaf, whose shapes are checked."""
+        g, *_ = (leaves.checked(i) for leaves in self.inputs)
+        p = None if self.params is None else self.params[i]
+        # A rule of whole leaves may want what each leaf computes by itself, by the leaf's number.
+        by_number = any(rule.scope is Scope.LEAF for rule in self.rules)
+        number = np.int32(i) if by_number else None
+        return number, g, p, *((leaves.held(i), leaves.drawn[i]) for leaves in self.inputs)
 
     def on_leaf(
-        number: Any, gradient: Any, p: Any, *beside: Beside
+        self, number: Any, gradient: Any, p: Any, *beside: Beside
     ) -> tuple[Any, list[dict[str, Any]]]:
+        """The direction of the last rule for a leaf, and the new slots of each rule."""
         g, slots = gradient, []
+        path = functools.partial(self._path, gradient)
         u: Any
-
-        def path() -> Any:
-            return first.paths[next(i for i in there if first.gradients[i] is gradient)]
-
-        for rule, function, leaves, of_leaf in zip(
-            rules, applied, leaves_of_rules, beside, strict=True
-        ):
-            slots_of_leaf, drawn = of_leaf
+        steps = zip(self.rules, self.functions, self.inputs, beside, strict=True)
+        for rule, function, leaves, (slots_of_leaf, drawn) in steps:
             leaf = g, slots_of_leaf, p if leaves.takes_params else None, drawn
             if is_rows(g):
                 whole_slots = rule.scope is Scope.LEAF
@@ -510,37 +569,24 @@ def _leaf_by_leaf(
                 u, new = on_array(function, leaves, leaf, path, number)
             g = u
             slots.append(new)
-        return g if last is None else last.function(p, g), slots
+        return g if self.last is None else self.last.function(p, g), slots
 
-    calls = []
-    for i in there:
-        g, *_ = (leaves.checked(i) for leaves in leaves_of_rules)
-        p = None if params is None else params[i]
-        # A rule of whole leaves may want what each leaf computes by itself, by the leaf's number.
-        number = np.int32(i) if by_number else None
-        calls.append((number, g, p, *((x.held(i), x.drawn[i]) for x in leaves_of_rules)))
-    if rules[0].of_tree is not None:
-        first.scalars |= rules[0].of_tree([widened(g) for _, g, *_ in calls])
-    dense = [call for call in calls if not is_rows(call[1])]
-    dense_results = iter(
-        traced_once("_".join(leaves.label for leaves in leaves_of_rules), on_leaf, dense)
-    )
-    results = [on_leaf(*call) if is_rows(call[1]) else next(dense_results) for call in calls]
-    directions: list[Any] = [None] * len(first.gradients) if last is None else [*last.params]
-    slots = [{n: list(column) for n, column in leaves.slots.items()} for leaves in leaves_of_rules]
-    for i, (direction, new) in zip(there, results, strict=True):
-        directions[i] = direction
-        for columns, of_rule in zip(slots, new, strict=True):
-            for n, column in columns.items():
-                column[i] = of_rule[n]
-    return directions, slots
+    def _path(self, gradient: Any) -> Any:
+        """The path of a leaf, for errors."""
+        gradients = enumerate(self.inputs[0].gradients)
+        return self.inputs[0].paths[next((i for i, g in gradients if g is gradient), self.example)]
 
+    def by_itself(self, example: int) -> Callable[..., Any]:
+        """The function in a trace of its own, for leaves like an example."""
 
-Beside = tuple[dict[str, Any], dict[str, Any]]
-"""The slots, in the form in which they are kept, and the random keys of one leaf for one rule."""
+        def on_leaf(*arguments: Any) -> tuple[Any, list[dict[str, Any]]]:
+            self.example = example
+            with contextlib.ExitStack() as stack:
+                for leaves in self.inputs:
+                    stack.enter_context(leaves.steps.in_another_trace())
+                return self.on_leaf(*arguments)
 
-OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
-"""Gradient, slots, parameter, keys."""
+        return on_leaf
 
 
 def on_array(

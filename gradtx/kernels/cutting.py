@@ -115,6 +115,9 @@ def inlined(
 ) -> ClosedJaxpr:
     """A program without calls of functions, and without branches for other platforms.
 
+    Functions that neither read nor write an array of a slot's shape stay calls: they are in no
+    kernel, and are not lowered again for each leaf.
+
     Args:
         closed: the program.
         platform: the platform.
@@ -123,10 +126,19 @@ def inlined(
         arrays: its arguments.
     """
 
-    def is_joined(eqn: Any) -> bool:
+    def may_join(eqn: Any) -> bool:
         if eqn.primitive.name not in CALLS:
             return False
         return not {*eqn.params.get("shardings", ())} - {None, *shardings}
+
+    shapes = {slot.aval.shape for slot in _slots(closed.jaxpr, may_join)}
+
+    def is_joined(eqn: Any) -> bool:
+        if not may_join(eqn):
+            return False
+        near = any(v.aval.shape in shapes for v in (*eqn.invars, *eqn.outvars))
+        callee = eqn.params[CALLS[eqn.primitive.name]]
+        return near or any(_slots(getattr(callee, "closed", callee).jaxpr, may_join))
 
     def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
         each = equations(program.jaxpr, is_joined)
@@ -145,6 +157,15 @@ def inlined(
         return None
 
     return jax.make_jaxpr(lambda *x: run(closed, x))(*arrays)
+
+
+def _slots(jaxpr: Any, enters: Callable[[Any], bool]) -> Iterator[Any]:
+    """The slots, as numbers, that a program and those that it calls decode and encode."""
+    for eqn, _ in equations(jaxpr, enters):
+        if eqn.primitive is decode_p:
+            yield eqn.outvars[0]
+        elif eqn.primitive is encode_p:
+            yield eqn.invars[0]
 
 
 def cuts(

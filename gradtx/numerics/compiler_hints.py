@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, cast as typed
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.precision import real_dtype
+from gradtx.numerics.precision import cast, real_dtype
 from gradtx.numerics.step import Step
 from gradtx.programs.tracing import is_tracer, vary, varying_axes
 from gradtx.types import Array
@@ -235,27 +235,36 @@ def sums_in_one_pass(*terms: list[Array]) -> list[Array]:
 def _one(after: Array | Step, on: Backends) -> Array:
     """1 everywhere, in the shape of `after`, which XLA learns only by computing `after`."""
     first = after.distinct() if isinstance(after, Step) else after
+    one: Array = _one_after(first, on) if is_tracer(first) else _plain_one(first)
+    return one
+
+
+def _plain_one(first: Array) -> Array:
     dtype = real_dtype(first.dtype)
+    return vary(jnp.ones(first.shape, dtype), varying_axes(jax.typeof(first)))
 
-    def hidden(first: Array) -> Array:
-        return jax.lax.convert_element_type(true_after(first), dtype)
 
-    def plain(first: Array) -> Array:
-        return vary(jnp.ones(first.shape, dtype), varying_axes(jax.typeof(first)))
+def _hidden_one(first: Array) -> Array:
+    return jax.lax.convert_element_type(true_after(first), real_dtype(first.dtype))
 
-    if not is_tracer(first):
-        return plain(first)
+
+# The branches are traced once for all arrays that are alike.
+@functools.partial(jax.jit, static_argnames="on", inline=True)
+def _one_after(first: Array, on: Backends) -> Array:
     if on == "all":
-        return hidden(first)
-    there, elsewhere = (plain, hidden) if on.startswith("all but") else (hidden, plain)
-    return jax.lax.platform_dependent(first, default=elsewhere, **{on.split()[-1]: there})
+        return _hidden_one(first)
+    there, elsewhere = _hidden_one, _plain_one
+    if on.startswith("all but"):
+        there, elsewhere = elsewhere, there
+    one: Array = jax.lax.platform_dependent(first, default=elsewhere, **{on.split()[-1]: there})
+    return one
 
 
 def _times(x: Array, one: Array) -> Array:
     """The product, part by part if complex, since an infinite complex number times 0 is NaN."""
     if jnp.iscomplexobj(x):
         return jax.lax.complex(_times(x.real, one), _times(x.imag, one))
-    return x * one.astype(x.dtype)
+    return jax.lax.mul(x, cast(one, x.dtype))
 
 
 def _is_number(v: Any) -> bool:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics.precision import cast
-from gradtx.programs.tracing import is_tracer
+from gradtx.programs.tracing import as_function, is_tracer
 from gradtx.types import Array, PyTree
 
 _T = TypeVar("_T")
@@ -124,8 +124,6 @@ def loop_once_if(
         anyway: whether chips other than a CPU compute both, without a loop, and select: for results
             that they then fuse with their readers, and that are seldom left out.
     """
-    from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun  # takes as long as gradtx
-
     now = jax.tree.map(_strong, now)
 
     def body(now: _T, turn: Array) -> _T:
@@ -137,18 +135,18 @@ def loop_once_if(
     # Arrays that `body` closes over, also of integers, are passed to the loop, for its derivative.
     # JAX keeps the functions below for longer than their trace, so they must hold no tracers. One
     # equation calls the trace, which is thus not made again for the loop and the selection.
-    closed = jax.make_jaxpr(jax.jit(body))(now, jnp.int32(0))
+    closed = jax.make_jaxpr(body)(now, jnp.int32(0))
     near = _in_memory_of(now, closed.out_avals)
     if near is not now:  # as of an offloaded state that was loaded onto the device
         return loop_once_if(condition, run, near, anyway=anyway)
     anyway = anyway and not closed.effects
-    of, constants = closed.jaxpr, list(closed.consts)  # since jax 0.12 `of` holds the constants too
-    jaxpr = Jaxpr(of.constvars, of.invars, of.outvars, of.eqns, of.effects, of.debug_info)
+    jaxpr, constants = closed.jaxpr, list(closed.consts)
+    whole = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    step = as_function("body", whole)
     structure: Any = jax.tree.structure(now)
 
     def converted(now: _T, turn: Array, *constants: Array) -> _T:
-        alone = jaxpr_as_fun(ClosedJaxpr(jaxpr, constants))
-        return structure.unflatten(alone(*jax.tree.leaves(now), turn))
+        return structure.unflatten(step(*constants, *jax.tree.leaves(now), turn))
 
     def loop(condition: Array, now: _T, constants: list[Array]) -> _T:
         turns = condition.astype(jnp.int32)

@@ -12,8 +12,8 @@ from gradtx.types import Array
 def abs_sq(x: Array) -> Array:
     """The squared absolute value, real also for complex `x`."""
     if jnp.iscomplexobj(x):
-        return jnp.square(x.real) + jnp.square(x.imag)
-    return jnp.square(x)
+        return jax.lax.square(x.real) + jax.lax.square(x.imag)
+    return jax.lax.square(x)
 
 
 def sum_sq(x: Array) -> Array:

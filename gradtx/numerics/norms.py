@@ -16,7 +16,7 @@ from gradtx.numerics.control import inside
 from gradtx.numerics.mathematics import abs_sq, divide
 from gradtx.numerics.precision import widen
 from gradtx.programs.contexts import for_comparison
-from gradtx.programs.tracing import is_tracer
+from gradtx.programs.tracing import is_staged, is_tracer
 from gradtx.types import Array, DType, PyTree
 
 Axes = int | Sequence[int] | None
@@ -161,7 +161,9 @@ def sums_of_squares(
     terms = [abs_sq(x if scale is None else x * scale) for scale in scales]
 
     def separate_sums(*terms: Array) -> list[Array]:
-        return [jnp.sum(term, over, keepdims=keep) for term in terms]
+        if not keep:
+            return [jax.lax.reduce_sum(term, over) for term in terms]
+        return [jnp.sum(term, over, keepdims=True) for term in terms]
 
     def one_reduction(*terms: Array) -> list[Array]:
         zeros = tuple(jnp.zeros([], term.dtype) for term in terms)
@@ -194,7 +196,7 @@ def norm_of_sums(
 
     def if_needed(on: Chip | None = None) -> Array:
         short = _shortened(sums((None,), *arrays, on=on)[0])
-        far, least = _far(short.dtype), _least(short.dtype)
+        far = _far(short.dtype)
 
         def over_again(i: Array, short: Array) -> Array:
             function, needed = again or (lambda *arrays: arrays, arrays)
@@ -203,10 +205,7 @@ def norm_of_sums(
             (total,) = sums((1 / unit,), *terms, on=on)
             return _improved(i, short, total, unit)
 
-        # The first turn is for norms that are too large, the second for those that are too small.
-        # Extremes are compared, since booleans would be one array more.
-        first = jnp.where(jnp.max(short, initial=0) == jnp.inf, 0, 1)
-        end = jnp.where(jnp.min(short, initial=1) < least, 2, 1)
+        first, end = _needed_turns(short)
         return _turns(first, end, over_again, short)
 
     def at_once(on: Chip) -> Array:
@@ -221,6 +220,15 @@ def norm_of_sums(
         on_others = functools.partial(as_it_is if costly else at_once, "other")
         return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, default=on_others))
     return _in_parts(if_needed())
+
+
+@functools.partial(jax.jit, inline=True)
+def _needed_turns(short: Array) -> tuple[Array, Array]:
+    """The first turn is for norms that are too large, the second for those that are too small."""
+    # Extremes are compared, since booleans would be one array more.
+    first = jnp.where(jnp.max(short, initial=0) == jnp.inf, 0, 1)
+    end = jnp.where(jnp.min(short, initial=1) < _least(short.dtype), 2, 1)
+    return first, end
 
 
 @jax.jit
@@ -288,12 +296,18 @@ def _in_parts(short: Array) -> Norm:
 
 def with_derivative(parts: Norm, xs: Sequence[Array], axes: Axes = None, count: int = 1) -> Norm:
     """A norm of arrays, with its derivative with respect to these; 0 where the norm is 0."""
-    return Norm(_of_arrays(axes, count, parts.value, parts.unit, list(xs)), parts.unit)
+    of = _of_staged if is_staged(parts.value) else _of_arrays
+    over = axes if axes is None or isinstance(axes, int) else tuple(axes)
+    return Norm(of(over, count, parts.value, parts.unit, list(xs)), parts.unit)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _of_arrays(axes: Axes, count: int, value: Array, unit: Array, xs: list[Array]) -> Array:
     return value
+
+
+# A function with a custom derivative is traced at every call, and this one once for a shape.
+_of_staged = jax.jit(_of_arrays, static_argnums=(0, 1), inline=True)
 
 
 @_of_arrays.defjvp

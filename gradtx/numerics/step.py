@@ -102,6 +102,12 @@ class Step:
         step._leaf, step._others = leaf, 0
         return step
 
+    def branched(self) -> "Step":
+        """This step with all that it has computed, and without what this one will compute."""
+        step = copy.copy(self)
+        step._made = dict(self._made)
+        return step
+
     def distinct(self) -> Array:
         """A number that nothing else gets, so that XLA shares nothing that is made of it."""
         self._others += 1

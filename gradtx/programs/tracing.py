@@ -23,7 +23,8 @@ FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
 
 FEW_EQUATIONS = 32
-"""Up to so many equations are bound in less time than it takes to make a function of them."""
+"""Up to so many equations are bound in less time than it takes to make a function of them, unless
+there are programs in them, such as those for a kind of chip."""
 
 
 def is_shape(x: Any) -> bool:
@@ -72,7 +73,10 @@ def vary(x: Any, axes: Iterable[str]) -> Any:
 
 
 def traced_once(
-    name: str, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
+    name: str,
+    function: Callable[..., Any],
+    calls: Sequence[tuple[Any, ...]],
+    by_itself: Callable[[int], Callable[..., Any]] | None = None,
 ) -> list[Any]:
     """``[function(*arguments) for arguments in calls]``, traced once for each kind of arguments.
 
@@ -82,6 +86,9 @@ def traced_once(
             same for every call.
         calls: the arguments of each call. Those of one kind are alike in structure, shapes, types,
             and shardings as far as these are types.
+        by_itself: by the index of a call, `function` for a trace of its own, if that is another: it
+            forgets at its end the arrays that it has computed and would use again, since these
+            belong to the trace. None if it remembers none.
 
     >>> def power(x):
     ...     return x * x * x * x * x * x
@@ -93,45 +100,65 @@ def traced_once(
     if few or not any(map(is_tracer, jax.tree.leaves(calls[0]))):
         return [function(*arguments) for arguments in calls]
     flat = [jax.tree.flatten(arguments) for arguments in calls]
-    members: dict[Hashable, list[int]] = {}
+    members: dict[tuple[Any, tuple[Any, ...]], list[int]] = {}
     for i, (leaves, structure) in enumerate(flat):
         members.setdefault((structure, tuple(map(jax.typeof, leaves))), []).append(i)
     results: list[Any] = [None] * len(calls)
-    for first, *others in members.values():
-        # The first is traced in place, and what all leaves share, such as a bias correction, is
-        # computed there, outside of the function.
-        results[first] = function(*calls[first])
-        if len(others) + 1 < FEW_LEAVES:
-            trees = [function(*calls[i]) for i in others]
+    ranks: set[Hashable] = set()
+    equation = functools.cache(_equation_of_a_call)
+    for kind, alike in members.items():
+        structure, types = kind
+        rank = structure, tuple((x.ndim, x.dtype) for x in types)
+        # The first leaf of a rank is traced in place, and what all leaves share, such as a bias
+        # correction, is computed there, outside of the functions.
+        is_new = rank not in ranks
+        ranks.add(rank)
+        if len(alike) < (FEW_LEAVES if is_new else 2):
+            in_place, called = alike, []
         else:
-            trees = _called(name, function, calls[first], [flat[i][0] for i in others])
-        for i, result in zip(others, trees, strict=True):
-            results[i] = result
+            in_place, called = alike[:is_new], alike[is_new:]
+        for i in in_place:
+            results[i] = function(*calls[i])
+        if called:
+            example = called[0]
+            alone = function if by_itself is None else by_itself(example)
+            trees = _called(name, alone, calls[example], [flat[i][0] for i in called], equation)
+            for i, tree in zip(called, trees, strict=True):
+                results[i] = tree
     return results
 
 
 def _called(
-    name: str, function: Callable[..., Any], example: tuple[Any, ...], calls: list[list[Any]]
+    name: str,
+    function: Callable[..., Any],
+    example: tuple[Any, ...],
+    calls: list[list[Any]],
+    equation: Callable[[], Any],
 ) -> list[Any]:
     """The results of `function` for the leaves of arguments, all of them like `example`."""
+    from gradtx.programs.interpreter import inner_jaxprs  # takes as long to import as gradtx
+
     closed, out = jax.make_jaxpr(function, return_shape=True)(*example)
     structure: Any = jax.tree.structure(out)
     # Arrays that it closes over become arguments: JAX would keep tracers in its cache.
     jaxpr, shared = closed.jaxpr, closed.consts
-    run = _run(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]))
-    width = len(calls[0])
+    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    run = _run(jaxpr)
     results: list[Any] = []
-    if len(calls) * len(jaxpr.eqns) > FEW_EQUATIONS:
+    nested = any(True for eqn in jaxpr.eqns for _ in inner_jaxprs(eqn))
+    if len(calls) * len(jaxpr.eqns) > FEW_EQUATIONS or nested:
         # A call is an equation too: with this size there are as many in the function as calls of
         # it. Calls within it would be fewer in all, but XLA inlines nested calls more slowly.
         size = max(1, math.isqrt(len(calls) // len(jaxpr.eqns)))
+        width = len(calls[0])
 
         def body(*arrays: Any) -> Any:
             common, call_leaves = arrays[: len(shared)], arrays[len(shared) :]
             return [x for leaves in _parts(call_leaves, width) for x in run(*common, *leaves)]
 
-        body.__name__ = name
-        group = _bound(jax.make_jaxpr(jax.jit(body))(*shared, *calls[0] * size).jaxpr)
+        if size > 1:
+            jaxpr = jax.make_jaxpr(body)(*shared, *calls[0] * size).jaxpr
+        group = as_function(name, jaxpr, equation)
         for some in _parts(calls[: len(calls) // size * size], size):
             outputs = group(*shared, *itertools.chain.from_iterable(some))
             results += _parts(outputs, structure.num_leaves)
@@ -149,13 +176,50 @@ def _run(jaxpr: Any) -> Callable[..., list[Any]]:
     return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
 
 
-def _bound(jaxpr: Any) -> Callable[..., list[Any]]:
-    """A program of one equation; binding it again takes less time than calling `jax.jit`."""
-    (eqn,) = jaxpr.eqns
-    # What a function returns as it was given is no result of the equation.
-    if (eqn.invars, eqn.outvars) != (jaxpr.invars, jaxpr.outvars):
-        return _run(jaxpr)
-    return functools.partial(eqn.primitive.bind, **eqn.params)
+def _equation_of_a_call() -> Any:
+    """An equation that calls a function of one number, where a program is traced now."""
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    (eqn,) = jax.make_jaxpr(jax.jit(jax.lax.neg))(number).jaxpr.eqns
+    return eqn
+
+
+def as_function(
+    name: str, jaxpr: Any, equation: Callable[[], Any] = _equation_of_a_call
+) -> Callable[..., list[Any]]:
+    """A program without constants as a function, whose calls are one equation each.
+
+    It is the function of ``jax.jit``, but for tracing the program anew. Results that are arguments
+    are none of the equation.
+
+    Args:
+        name: what the function is called.
+        jaxpr: the program.
+        equation: gives an equation of ``jax.jit`` with one argument and one result.
+    """
+    from jax.extend.core import ClosedJaxpr  # takes as long to import as gradtx
+
+    forwarded = [_index(v, jaxpr.invars) for v in jaxpr.outvars]
+    outvars = [v for v, i in zip(jaxpr.outvars, forwarded, strict=True) if i is None]
+    if not outvars:
+        return lambda *arrays: [arrays[i] for i in forwarded if i is not None]
+    call = equation()
+    params = {
+        key: value * len(outvars if key.startswith("out_") else jaxpr.invars)
+        if isinstance(value, tuple)
+        else value
+        for key, value in call.params.items()
+    }
+    params |= {"name": name, "jaxpr": ClosedJaxpr(jaxpr.replace(outvars=outvars), [])}
+
+    def run(*arrays: Any) -> list[Any]:
+        results = iter(call.primitive.bind(*arrays, **params))
+        return [next(results) if i is None else arrays[i] for i in forwarded]
+
+    return run
+
+
+def _index(v: Any, variables: list[Any]) -> int | None:
+    return next((i for i, other in enumerate(variables) if other is v), None)
 
 
 def where_known(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -99,68 +99,97 @@ def guard(
     if warmup > window:
         raise ValueError(f"guard: warmup is {warmup}, more than the window of {window} remembers")
     tx = with_extra_args_support(inner)
+    limits = _Limits(deviations, warmup, clip_quantile, skip_zero)
 
     def init(params: Params) -> State:
-        inner_state = tx.init(params)
-        if any(map(scales_losses, jax.tree.leaves(inner_state, is_leaf=scales_losses))):
-            raise ValueError(
-                "guard: dynamic_loss_scale is inside, where it would never see what is not finite: "
-                "put it outside, dynamic_loss_scale(guard(...))"
-            )
-        losses, norms = (
-            Rolling(jnp.zeros(window, jnp.float32), jnp.zeros([], jnp.int32)) for _ in range(2)
-        )
-        one = jnp.ones([], jnp.float32)
-        report = GuardReport(*(jnp.zeros([], kind) for kind in _KINDS.values()))
-        return GuardState(inner_state, losses, norms, report._replace(loss_scale=one))
+        return _initial_state(tx.init(params), window)
 
     def decide(
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
     ) -> Decision:
         del params
         norm = cast(tree.global_norm(updates), jnp.float32)
-        value = extra_args.get("value")
-        loss = norm if value is None else cast(jnp.sum(widen(jnp.asarray(value))), jnp.float32)
-        finite = jnp.isfinite(jnp.square(norm)) & jnp.isfinite(loss)
-        zero = finite & (norm == 0) & skip_zero
-        known = finite & ~zero
-        losses, loss_spike = state.losses, jnp.array(False)
-        if value is not None:
-            losses, loss_spike = entered(state.losses, loss, known, deviations, warmup)
-        norms, norm_spike = entered(state.norms, norm, known, deviations, warmup)
-        norm_spike = norm_spike & ~loss_spike
-        take = known & ~loss_spike & ~norm_spike
-        factor = quantile_factor(state.norms, norm, clip_quantile, warmup)
-        old = state.report
-        events = {
-            "steps": jnp.array(True),
-            "taken": take,
-            "not_finite": ~finite,
-            "loss_spikes": loss_spike,
-            "norm_spikes": norm_spike,
-            "zero": zero,
-            "clipped": take & (factor < 1),
-        }
-        report = old._replace(
-            **{n: _counted(getattr(old, n), event) for n, event in events.items()},
-            consecutive=jnp.where(take, 0, increment(old.consecutive)),
-            gradient_norm=norm,
-            clip_factor=jnp.where(take, factor, 1.0),
-            learning_rate=_learning_rate(tx, state.inner_state),
-        )
+        rate = _learning_rate(tx, state.inner_state)
+        take, factor, judged = _judged(limits, state, norm, extra_args.get("value"), rate)
         run = with_norms(tx, norm, factor if clip_quantile is not None else None)
-        seen = GuardState(state.inner_state, losses, norms, report)
 
-        def close(measured: State, taken: Array) -> State:
-            return _closed(take, measured, seen)
+        def close(measured: State, _: Array) -> State:
+            return _closed(take, measured, judged)
 
         return Decision(take, run, unmeasured(state.inner_state), close, extra_args)
 
     return gate(init, decide, anyway=reads_entries(tx), takes_vectors=True)
 
 
+class _Limits(NamedTuple):
+    """What is out of the ordinary; the arguments of :func:`guard`."""
+
+    deviations: float | None
+    warmup: int
+    clip_quantile: float | None
+    skip_zero: bool
+
+
 # The counts come first.
 _KINDS = {n: jnp.int32 if i < 9 else jnp.float32 for i, n in enumerate(GuardReport._fields)}
+
+
+def _initial_state(inner_state: State, window: int) -> GuardState:
+    if any(map(scales_losses, jax.tree.leaves(inner_state, is_leaf=scales_losses))):
+        raise ValueError(
+            "guard: dynamic_loss_scale is inside, where it would never see what is not finite: "
+            "put it outside, dynamic_loss_scale(guard(...))"
+        )
+    losses, norms = (
+        Rolling(jnp.zeros(window, jnp.float32), jnp.zeros([], jnp.int32)) for _ in range(2)
+    )
+    one = jnp.ones([], jnp.float32)
+    report = GuardReport(*(jnp.zeros([], kind) for kind in _KINDS.values()))
+    return GuardState(inner_state, losses, norms, report._replace(loss_scale=one))
+
+
+def _judged(
+    limits: _Limits, state: GuardState, norm: Array, value: Any, rate: Array
+) -> tuple[Array, Array, GuardState]:
+    """Whether a step is taken, the factor of its gradients, and the state before it is taken.
+
+    Args:
+        limits: what is out of the ordinary.
+        state: the state before this step.
+        norm: the norm of the gradients.
+        value: the loss; None to judge by the norm alone.
+        rate: the learning rate, for the report.
+    """
+    deviations, warmup, clip_quantile, skip_zero = limits
+    loss = norm if value is None else cast(jnp.sum(widen(jnp.asarray(value))), jnp.float32)
+    finite = jnp.isfinite(jnp.square(norm)) & jnp.isfinite(loss)
+    zero = finite & (norm == 0) & skip_zero
+    known = finite & ~zero
+    losses, loss_spike = state.losses, jnp.array(False)
+    if value is not None:
+        losses, loss_spike = entered(state.losses, loss, known, deviations, warmup)
+    norms, norm_spike = entered(state.norms, norm, known, deviations, warmup)
+    norm_spike = norm_spike & ~loss_spike
+    take = known & ~loss_spike & ~norm_spike
+    factor = quantile_factor(state.norms, norm, clip_quantile, warmup)
+    old = state.report
+    events = {
+        "steps": jnp.array(True),
+        "taken": take,
+        "not_finite": ~finite,
+        "loss_spikes": loss_spike,
+        "norm_spikes": norm_spike,
+        "zero": zero,
+        "clipped": take & (factor < 1),
+    }
+    report = old._replace(
+        **{n: _counted(getattr(old, n), event) for n, event in events.items()},
+        consecutive=jnp.where(take, 0, increment(old.consecutive)),
+        gradient_norm=norm,
+        clip_factor=jnp.where(take, factor, 1.0),
+        learning_rate=rate,
+    )
+    return take, factor, GuardState(state.inner_state, losses, norms, report)
 
 
 def _closed(take: Array, measured: MeasuredState, state: GuardState) -> GuardState:

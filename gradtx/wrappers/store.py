@@ -2,7 +2,6 @@
 
 import fnmatch
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -113,43 +112,12 @@ def store(
     def init(params: Params) -> State:
         stacked = tx.init(params)
         state = apart(stacked)  # a codec is of one leaf
-        used: set[Any] = set()
-        numbers = itertools.count()
-        known: list[str] = []
-
-        def encoded(holder: Any, name: str, tree: PyTree) -> PyTree:
-            signed = name.rpartition(".")[2] not in nonnegative_fields(holder)
-
-            def one(path: Any, x: Any) -> Any:
-                number, where = next(numbers), path_string(path)
-                known.append(where)
-                used.update(p for p in patterns if matches(where, p))
-                rule = _first(rules, name, where)
-                used.add(rule)
-                if rule is None or rule.codec is None or not _is_large(x, min_size):
-                    return x
-                if any(matches(where, p) for p in patterns):
-                    return x
-                if getattr(jax.typeof(x), "memory_space", None) == jax.memory.Space.Host:
-                    raise ValueError(
-                        f"store: {name}/{where} is in the memory of the host, where nothing is "
-                        "computed: offload(store(tx)) keeps codes there"
-                    )
-                codec = rule.codec
-                if codec.signed is None:
-                    codec = codec._replace(signed=signed)
-                try:
-                    return _encoded(x, codec, seed, number)
-                except ValueError as error:
-                    raise ValueError(f"store: at {name}/{where}: {error}") from None
-
-            return map_with_paths(one, tree, is_leaf=is_stored)
-
-        new = map_slots(state, encoded)
-        if named and known:
-            _check_used(state, rules, used, known)
-        if patterns != EMBEDDINGS and known:
-            _check_patterns(patterns, used, known)
+        encoder = _Encoder(rules, patterns, min_size, seed)
+        new = map_slots(state, encoder.encoded)
+        if named and encoder.paths:
+            _check_used(state, rules, encoder.used, encoder.paths)
+        if patterns != EMBEDDINGS and encoder.paths:
+            _check_patterns(patterns, encoder.used, encoder.paths)
         return in_stacks(new, stacked)
 
     def update(
@@ -203,6 +171,56 @@ def in_storage_of(tx: GradientTransformation, params: Params, state: State) -> S
         return want.store(value) if is_stored(want) else value.astype(want.dtype)
 
     return treedef.unflatten(map(converted, wanted, slots))
+
+
+class _Encoder:
+    """The slots of a new state in their codecs, and what has chosen these.
+
+    Attributes:
+        rules: which slots of which leaves are in which codecs.
+        exempt: the path patterns of leaves that are kept as they are.
+        min_size: leaves with fewer entries are kept as they are.
+        seed: for the random keys.
+        used: the rules and the patterns that have applied to a leaf.
+        paths: those of all leaves of all slots.
+    """
+
+    def __init__(
+        self, rules: list[_Choice], exempt: tuple[str, ...], min_size: int, seed: int
+    ) -> None:
+        self.rules, self.exempt, self.min_size, self.seed = rules, exempt, min_size, seed
+        self.used: set[Any] = set()
+        self.paths: list[str] = []
+
+    def encoded(self, holder: Any, name: str, tree: PyTree) -> PyTree:
+        """A slot of all leaves, by its name in the state that holds it."""
+        signed = name.rpartition(".")[2] not in nonnegative_fields(holder)
+
+        def one(path: Any, x: Any) -> Any:
+            return self._leaf(name, path_string(path), x, signed)
+
+        return map_with_paths(one, tree, is_leaf=is_stored)
+
+    def _leaf(self, name: str, path: str, x: Any, signed: bool) -> Any:
+        number = len(self.paths)
+        self.paths.append(path)
+        patterns = [p for p in self.exempt if matches(path, p)]
+        rule = _first(self.rules, name, path)
+        self.used.update([rule, *patterns])
+        codec = None if rule is None or patterns else rule.codec
+        if codec is None or not _is_large(x, self.min_size):
+            return x
+        if getattr(jax.typeof(x), "memory_space", None) == jax.memory.Space.Host:
+            raise ValueError(
+                f"store: {name}/{path} is in the memory of the host, where nothing is computed: "
+                "offload(store(tx)) keeps codes there"
+            )
+        if codec.signed is None:
+            codec = codec._replace(signed=signed)
+        try:
+            return _encoded(x, codec, self.seed, number)
+        except ValueError as error:
+            raise ValueError(f"store: at {name}/{path}: {error}") from None
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))  # traced and compiled once for each shape

@@ -126,9 +126,24 @@ def test_a_kernel_reads_what_is_in_memory_and_is_read_when_it_is_done(step, coun
     assert len(cut(step, slot("int4"))[0]) == count
 
 
+def test_a_function_that_sees_no_slot_stays_a_call():
+    """It is lowered once, and not for each leaf."""
+
+    @jax.jit
+    def other(x):
+        return jnp.tanh(x)
+
+    def step(p, slots, g, rate):
+        return *momentum(p, slots, g, other(rate)), other(jnp.ones(2))
+
+    kernels, program = cut(step, slot("int8"))
+    assert len(kernels) == 1
+    names = [eqn.params["name"] for eqn in program.eqns if eqn.primitive.name == "jit"]
+    assert names == ["other", "other"]
+
+
 @pytest.mark.parametrize(("platform", "want"), [("cpu", 5.0), ("tpu", -1.0)])
 def test_a_choice_of_platforms_is_made(platform, want):
-    @jax.jit
     def chosen(x, y):
         return jax.lax.platform_dependent(x, y, cpu=jnp.add, default=jnp.subtract)
 

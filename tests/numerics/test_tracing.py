@@ -55,13 +55,42 @@ def traces(params):
     ("params", "most"),
     [
         (tree(50), 2),
-        ({**tree(10), "other": list(tree(10, (2, 2)).values())}, 4),
+        ({**tree(10), "other": list(tree(10, (2, 2)).values())}, 3),
         ({**tree(10), "few": list(tree(3, (7,)).values())}, 2 + 3),
+        ({i: tree(2, (3, i)) for i in range(1, 9)}, 2 + 7),
     ],
-    ids=["one kind", "two kinds", "one kind and a few others"],
+    ids=["one kind", "two kinds", "one kind and a few others", "many kinds"],
 )
 def test_how_often_a_rule_is_traced(params, most):
     assert traces(params) <= most
+
+
+@gradtx.transformation
+def of_wide_leaves():
+    """It corrects a bias in wide leaves alone, and updates none that has four rows."""
+
+    def rule(g, s, t):
+        m = 0.9 * s.m + 0.1 * g
+        u = m / t.bias_correction(0.9) if g.shape[1] > 4 else m
+        return u[1:] if len(g) == 4 else u, {"m": m}
+
+    return gradtx.elementwise(CountedState, lambda p: {"m": jnp.zeros_like(p)}, rule)
+
+
+def test_what_a_step_computes_for_one_kind_is_computed_anew_for_another():
+    params = {i: tree(4, (3, 2 * i)) for i in range(1, 5)}
+    tx = of_wide_leaves()
+    with jax.checking_leaks():
+        together = jax.jit(tx.update)(params, tx.init(params))[0]
+    for i, of_kind in params.items():
+        alone = jax.jit(tx.update)(of_kind, tx.init(of_kind))[0]
+        chex.assert_trees_all_close(together[i], alone, rtol=1e-6)
+
+
+def test_an_error_names_a_leaf_of_its_kind():
+    tx, params = of_wide_leaves(), {"a": tree(5), "b": tree(4, (3, 3)), "c": tree(4, (4, 3))}
+    with pytest.raises(ValueError, match="at 'c/00' a gradient of shape"):
+        jax.jit(tx.update)(params, tx.init(params))
 
 
 def test_slots_of_other_types_are_another_kind():
