@@ -17,12 +17,11 @@ An update passes through these in turn, eager or traced; a whole step through 1,
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, cast
 
 import jax
 
-from gradtx.core.eager import Eager, one_by_one
+from gradtx.core.eager import Program, count_of_arrays, eager_programs, is_ours
 from gradtx.core.explanations import check_alive, explained
 from gradtx.core.loss_functions import of_all_leaves
 from gradtx.core.materialized import on_arrays
@@ -48,7 +47,6 @@ class Expansion:
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self.schedules = Schedules(declaration)
-        self._eager = Eager(declaration)
 
     @functools.cached_property
     def pair(self) -> Any:
@@ -71,6 +69,10 @@ class Expansion:
         if self.schedules:
             return traits._replace(step=None, cases=None, lifted=None, links=None)
         return traits if traits.step is None else traits._replace(step=self._step)
+
+    @functools.cached_property
+    def _is_ours(self) -> bool:
+        return is_ours(self.declaration)
 
     def init(self, params: Params) -> State:
         tell_flax()  # which may have been imported since the pair was built
@@ -98,9 +100,8 @@ class Expansion:
         arrays = {n: v for n, v in extra_args.items() if not callable(v)}
         # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
         known = len(arrays) == len(extra_args) or self.pair.rules is not None
-        program = self._eager.steps(updates, state, params, arrays) if known else None
         numbers, structure = self.declaration.flatten()
-        if program:
+        if known and count_of_arrays(updates, state, params, arrays) and self._is_ours:
             done: tuple[Updates, State]
             run = _program(structure, whole_form())
             done = run(numbers, updates, state, params, **arrays)
@@ -111,10 +112,9 @@ class Expansion:
             expansion = self if same else Expansion(Declaration.unflatten(structure, entered))
             return expansion._update(*trees, **extra_args)
 
-        with one_by_one(program is False):
-            updates, params = as_arrays(updates), as_arrays(params)
-            like = updates, state
-            return on_explicit_axes(of_numbers, like, numbers, updates, state, params, extra_args)
+        updates, params = as_arrays(updates), as_arrays(params)
+        like = updates, state
+        return on_explicit_axes(of_numbers, like, numbers, updates, state, params, extra_args)
 
     def _update(
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -157,7 +157,7 @@ def _update_of(pair: Any, state: State) -> Any:
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any, form: Any) -> Callable[..., Any]:
+def _program(structure: Any, form: Any) -> Program:
     """The step of what a declaration describes, compiled; its array hyperparameters come first.
 
     Args:
@@ -166,8 +166,10 @@ def _program(structure: Any, form: Any) -> Callable[..., Any]:
     """
 
     def run(numbers: Any, *trees: Any, **extra_args: Any) -> Any:
-        with one_by_one(True), whole_leaves(of_form(form)):  # the first for jax.disable_jit
+        # The first for jax.disable_jit.
+        with eager_programs(False), whole_leaves(of_form(form)):
             expansion = Expansion(Declaration.unflatten(structure, numbers))
             return expansion.update(*trees, **extra_args)
 
-    return jax.jit(run)
+    numbers_or_none = [None for x in structure[2] if x is None]
+    return Program(repr(Declaration.unflatten(structure, numbers_or_none)), run)
