@@ -73,7 +73,7 @@ def eager_programs(enabled: bool) -> Iterator[None]:
         _enabled.reset(before)
 
 
-class Program:
+class EagerStep:
     """A step as a compiled program, which notices if many like it run only once.
 
     Args:

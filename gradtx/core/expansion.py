@@ -21,17 +21,17 @@ from typing import Any, cast
 
 import jax
 
-from gradtx.core.eager import Program, count_of_arrays, eager_programs, is_ours
+from gradtx.core.eager import EagerStep, count_of_arrays, eager_programs, is_ours
 from gradtx.core.explanations import check_alive, explained
 from gradtx.core.loss_functions import of_all_leaves
 from gradtx.core.materialized import on_arrays
 from gradtx.declarations.declaration import Declaration
 from gradtx.declarations.scheduled import Schedules
-from gradtx.leaves.flax_forms import tell_flax
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.paths import without_objects
 from gradtx.leaves.shardings import on_explicit_axes
 from gradtx.leaves.whole import of_form, whole_form, whole_leaves
+from gradtx.names.libraries import tell_libraries
 from gradtx.numerics import as_arrays
 from gradtx.programs.tracing import is_shape, where_known
 from gradtx.types import Params, State, Updates
@@ -75,7 +75,7 @@ class Expansion:
         return is_ours(self.declaration)
 
     def init(self, params: Params) -> State:
-        tell_flax()  # which may have been imported since the pair was built
+        tell_libraries()  # some may have been imported since the pair was built
         self.declaration.check_numbers()
         if self._sees_leaves(params):
             params = unpack(params)
@@ -157,7 +157,7 @@ def _update_of(pair: Any, state: State) -> Any:
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any, form: Any) -> Program:
+def _program(structure: Any, form: Any) -> EagerStep:
     """The step of what a declaration describes, compiled; its array hyperparameters come first.
 
     Args:
@@ -172,4 +172,4 @@ def _program(structure: Any, form: Any) -> Program:
             return expansion.update(*trees, **extra_args)
 
     numbers_or_none = [None for x in structure[2] if x is None]
-    return Program(repr(Declaration.unflatten(structure, numbers_or_none)), run)
+    return EagerStep(repr(Declaration.unflatten(structure, numbers_or_none)), run)

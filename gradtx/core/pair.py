@@ -5,7 +5,6 @@
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, cast, overload
 
@@ -23,9 +22,9 @@ from gradtx.core.traits import (
 )
 from gradtx.declarations.declaration import Builder, Declaration, Declared, publish
 from gradtx.declarations.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
-from gradtx.leaves.flax_forms import tell_flax
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.rows import holds_rows, refuse_changed_indices
+from gradtx.names.libraries import passes_for, tell_libraries
 from gradtx.types import Params, State, StateT, TransformInitFn, Updates, UpdatesT
 
 _P = ParamSpec("_P")
@@ -115,7 +114,7 @@ class GradientTransformation(_Pair, Declared):
     ) -> Self:
         pair = super().__new__(cls, init, update)
         pair._traits = Traits(step, before_gradients, **traits)
-        _tell_flax(cls)
+        tell_libraries()
         return pair
 
     @classmethod
@@ -235,13 +234,9 @@ class GradientTransformation(_Pair, Declared):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Optax's class of this name if Optax is loaded, so that `isinstance` takes a pair for one.
-
-        The actual class is ``type(tx)``.
-        """
+        """The class that `isinstance` takes a pair for; the actual class is ``type(tx)``."""
         extra = issubclass(type(self), GradientTransformationExtraArgs)
-        name = f"GradientTransformation{'ExtraArgs' if extra else ''}"
-        return getattr(sys.modules.get("optax"), name, type(self))
+        return passes_for(f"GradientTransformation{'ExtraArgs' if extra else ''}", type(self))
 
     def __setattr__(self, name: str, value: Any) -> None:
         declared = (inspect.get_annotations(c) for c in type(self).__mro__)
@@ -284,14 +279,6 @@ class GradientTransformation(_Pair, Declared):
 
 class GradientTransformationExtraArgs(GradientTransformation):
     """A pair whose ``update`` takes ``**extra_args``: every one that gradtx builds does."""
-
-
-def _tell_flax(cls: type[GradientTransformation]) -> None:
-    """Let Flax's nnx, if it is loaded, hold pairs as data: as static values it refuses arrays."""
-    register = getattr(sys.modules.get("flax.nnx"), "register_data_type", None)
-    if register is not None:
-        register(cls)
-    tell_flax()
 
 
 class _Members(NamedTuple):
