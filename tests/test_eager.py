@@ -5,6 +5,7 @@
 import functools
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -246,8 +247,10 @@ def test_a_loop_of_new_optimizers_that_share_a_program(make):
 
 def test_optimizers_that_take_a_second_step_are_no_such_loop():
     params = {"w": jnp.ones(3)}
-    for rate in RATES:
-        several(gradtx.noisy_sgd(rate), params, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rate in RATES:
+            several(gradtx.noisy_sgd(rate), params, 2)
 
 
 def test_the_bits_of_a_step_do_not_depend_on_the_steps_before_it():
