@@ -129,17 +129,6 @@ def pytest_runtest_teardown():
         jax.clear_caches()
 
 
-@pytest.fixture(autouse=True)
-def nothing_tried():
-    """As in a process that has taken no step.
-
-    By what has run once before, gradtx.core.eager decides what it compiles, and so the last bits.
-    """
-    from tests.processes import forget
-
-    forget()
-
-
 @pytest.fixture
 def host_memory():
     """Skips where compiled programs know only one memory."""

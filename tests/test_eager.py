@@ -5,6 +5,7 @@
 import functools
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gradtx
 from gradtx.core import eager
 from tests.catalogue import CATALOGUE
-from tests.processes import environment, forget
+from tests.processes import environment
 from tests.test_contracts import WHOLE, compilations, some
 
 pytestmark = pytest.mark.compiled
@@ -119,7 +120,6 @@ def test_a_run_goes_on_at_any_step_as_if_it_had_not_stopped(make, count):
     for step in range(1, 20):
         runs.append(took(tx, *runs[-1], step))
     for stop in (1, 2, 3, 5, 8, 16, 18):
-        forget()
         assert bits(took(make(), *runs[stop], stop + 1)) == bits(runs[stop + 1])
 
 
@@ -213,23 +213,53 @@ def test_a_tree_of_one_leaf_is_a_program_from_its_first_step_on():
     assert programs(several, gradtx.adam(0.0456), params, 6) == 0
 
 
-@pytest.mark.slow
-def test_a_loop_of_new_optimizers_compiles_a_few_times_only():
-    params = tree(shape=(6, 5))
-
-    def loop():
-        return [several(gradtx.nadam(0.1 + i / 100), params, 1) for i in range(12)]
-
-    assert programs(loop) == 4 + 1  # with apply_updates
+RATES = [0.1 + i / 100 for i in range(10)]
 
 
-def test_optimizers_that_take_a_second_step_are_not_among_the_four():
-    def steps(rate, count):
-        each = eager.Eager(gradtx.adam(rate).declaration)
-        return [each.steps(tree(1)) for _ in range(count)]
+def test_a_loop_of_new_optimizers_is_told_how_to_compile_once():
+    params = {"w": jnp.ones(3)}
+    state = gradtx.sgd(0.1).init(params)
 
-    assert [steps(1.0 + i, 2) for i in range(6)] == [[True, True]] * 6
-    assert [steps(7.0 + i, 1) for i in range(6)] == [[True]] * 4 + [[False]] * 2
+    def loop(state):
+        for rate in RATES:
+            _, state = gradtx.sgd(rate).update(params, state)
+
+    with pytest.warns(UserWarning, match=r"^sgd: .*sgd\(\.\.\., jnp.asarray\(x\)\)") as seen:
+        loop(state)
+    assert [each.filename for each in seen] == [__file__]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda rate: gradtx.sign_sgd(jnp.float32(rate)), lambda _: gradtx.sign_sgd(0.3)],
+    ids=["array", "equal"],
+)
+def test_a_loop_of_new_optimizers_that_share_a_program(make):
+    params = {"w": jnp.ones(4)}
+    state = make(0.1).init(params)
+
+    def loop(state=state):
+        for rate in RATES:
+            _, state = make(rate).update(params, state)
+
+    assert programs(loop) == 1
+
+
+def test_optimizers_that_take_a_second_step_are_no_such_loop():
+    params = {"w": jnp.ones(3)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rate in RATES:
+            several(gradtx.noisy_sgd(rate), params, 2)
+
+
+def test_the_bits_of_a_step_do_not_depend_on_the_steps_before_it():
+    params = {"w": jnp.asarray(RNG.normal(size=(3, 5)), jnp.float32)}
+    for rate in RATES[:6]:
+        tx = gradtx.adagrad(rate)
+        state = tx.init(params)
+        got = tx.update(params, state, params)
+        assert bits(got) == bits(jax.jit(tx.update)(params, state, params))
 
 
 @pytest.mark.slow

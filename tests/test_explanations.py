@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.core.explanations import explained
 
 P = {"w": jnp.ones((3, 2)), "b": jnp.ones(3)}
 MAKERS = {
@@ -158,13 +157,16 @@ def test_where_there_are_several_devices_no_method_is_given_what_a_step_took(dev
     given, p = [], jax.tree.map(jnp.copy, P)
     jax.tree.map(lambda x: x.delete(), p)
 
-    @explained
-    def take(self, updates, state, params):
-        given.append(updates)
-        raise ValueError
+    @gradtx.transformation
+    def watched():
+        def update(updates, state, params=None):
+            given.append(updates)
+            raise ValueError
 
-    with pytest.raises(ValueError, match=f"sgd: gradients: {DONATED}"):
-        take(gradtx.sgd(0.1), p, (), P)
+        return gradtx.GradientTransformation(lambda params: (), update)
+
+    with pytest.raises(ValueError, match=f"watched: gradients: {DONATED}"):
+        watched().update(p, (), P)
     assert len(given) == (devices == 1)
 
 

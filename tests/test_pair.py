@@ -283,3 +283,13 @@ def test_pickles_find_classes_in_the_modules_that_they_name(module, name):
     """The class was there when they were written."""
     found = pickle.loads(f"cgradtx.{module}\n{name}\n.".encode())
     assert found.__name__ == name
+
+
+@pytest.mark.parametrize("name", ["adapters", "entered", "numbers", "seen"])
+def test_extra_arguments_may_have_any_names(name):
+    x = jnp.ones(2)
+    tx = gradtx.sgd(jnp.float32(0.5))
+    for enabled in (True, False):
+        with gradtx.eager_programs(enabled):
+            updates, _ = tx.update(x, tx.init(x), x, **{name: jnp.ones(3)})
+        np.testing.assert_array_equal(updates, -0.5 * x)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checkpoint.encoded import parts_of
-from gradtx.leaves.paths import is_box, path_string
+from gradtx.leaves.paths import path_string
+from gradtx.names.libraries import is_box
 from gradtx.storage import is_encoded
 from gradtx.tree.search import NamedTupleKey, children_of
 from gradtx.types import COUNTER, Array, State, fields_of, slot_fields

@@ -21,9 +21,9 @@ from gradtx.core.pair import (
 )
 from gradtx.core.traits import Links
 from gradtx.engine.lift import elementwise
-from gradtx.leaves.flax_forms import written_as_dict
 from gradtx.leaves.paths import aligned, leaves_with_path
 from gradtx.leaves.rows import is_rows
+from gradtx.leaves.written import written_as_dict
 from gradtx.numerics.compiler_hints import delay
 from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates, is_stored
 

@@ -13,9 +13,9 @@ compiled once for all leaves of a shape, and zeros have the same bits either way
 
 import contextlib
 import contextvars
-import functools
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,19 +25,18 @@ from jax.sharding import SingleDeviceSharding
 from gradtx.declarations.declaration import Declaration, Declared
 from gradtx.declarations.host_values import HostValue
 from gradtx.leaves.rows import is_rows
+from gradtx.names.namespace import warn
 from gradtx.programs.tracing import is_tracer
 
 MANY_LEAVES = 16
 """A tree of this many leaves is worth a program that adds updates to it, which gives the same bits.
 """
 
-TRIED = 4
-"""This many optimizers of one builder may compile a program that runs once; the next must take a
-second step first. A loop that builds a new ``adam(rate)`` for each step does not compile each time.
-"""
+MANY_PROGRAMS = 8
+"""So many programs in a row that ran once, of optimizers that differ in numbers, get a warning."""
 
 _enabled = contextvars.ContextVar("eager_programs", default=True)
-_once: Counter[Any] = Counter()  # how many programs of each builder have run just once
+_each_ran_once: Counter[str] = Counter()  # how many programs, by what prints besides numbers
 
 
 @contextlib.contextmanager
@@ -47,10 +46,14 @@ def eager_programs(enabled: bool) -> Iterator[None]:
     They do by default: ``update`` of gradtx's own optimizers, and :func:`apply_updates` on trees of
     16 leaves or more. From its first step on ``update`` gives the numbers of ``jax.jit(tx.update)``
     to the last bit, so that a run that was saved goes on as it would have; one operation after
-    another gives others by rounding. If four optimizers of one builder have taken a single step
-    each, as in a loop that makes a new one for every step, the first step of the next is not
-    compiled. Functions that are not gradtx's (rules, losses, schedules, foreign transformations)
-    are never traced by this, nor are `Rows` and arrays on several devices.
+    another gives others by rounding. Functions that are not gradtx's (rules, losses, schedules,
+    foreign transformations) are never traced by this, nor are `Rows` and arrays on several devices.
+
+    Optimizers that are equal share a program. One with another Python number gets its own, which
+    takes a tenth of a second or more to compile: a loop that makes a new ``adam(rate)`` for each
+    step is slow, and gets a warning at the eighth. Where a number changes from step to step, pass
+    it as an array, ``adam(jnp.asarray(rate))``, which is an argument of one program, or as a
+    schedule.
 
     Args:
         enabled: False runs one operation after another, as to look at values with a debugger;
@@ -70,63 +73,42 @@ def eager_programs(enabled: bool) -> Iterator[None]:
         _enabled.reset(before)
 
 
-def one_by_one(decided: bool) -> contextlib.AbstractContextManager[None]:
-    """A context in which steps do not run as compiled programs, if that is `decided`."""
-    return eager_programs(False) if decided else contextlib.nullcontext()
-
-
-class Eager:
-    """When the steps of one declared object are run as programs.
+class EagerStep:
+    """A step as a compiled program, which notices if many like it run only once.
 
     Args:
-        declaration: of the object.
+        name: the optimizer, as it prints.
+        step: the function.
     """
 
-    def __init__(self, declaration: Declaration) -> None:
-        self._declaration = declaration
+    def __init__(self, name: str, step: Callable[..., Any]) -> None:
+        self._name, self._kind = name, re.sub(r"\d[\d.]*(e[-+]?\d+)?", "_", name)
+        self._step, self._is_new = jax.jit(step), True
 
-    def steps(self, *trees: Any) -> bool | None:
-        """Whether a step on these arguments is to run as a program.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_new:
+            _each_ran_once.clear()
+        else:
+            self._is_new = False
+            _each_ran_once[self._kind] += 1
+            if _each_ran_once[self._kind] == MANY_PROGRAMS:
+                self._warn()
+        return self._step(*args, **kwargs)
 
-        False: neither do the steps of transformations inside of it. None: each transformation
-        inside of it decides for itself.
-        """
-        if not count_of_arrays(*trees) or not self._is_ours:
-            return None
-        return _history(self._structure).may_run(self._declaration.builder)
-
-    @functools.cached_property
-    def _structure(self) -> Any:
-        return self._declaration.flatten()[1]
-
-    @functools.cached_property
-    def _is_ours(self) -> bool:
-        return is_ours(self._declaration)
+    def _warn(self) -> None:
+        name = self._name.partition("(")[0]
+        warn(
+            f"{name}: the last {MANY_PROGRAMS} of these optimizers differ only in numbers, and "
+            "each took one step outside of jit, for which a program was compiled. Make one "
+            f"optimizer before the loop, and pass what changes as an array, as in {name}(..., "
+            "jnp.asarray(x)) or gradtx.replace(tx, learning_rate=jnp.asarray(rate)), or as a "
+            "schedule; gradtx.eager_programs(False) compiles no steps"
+        )
 
 
 def _kinds(leaves: list[Any]) -> list[Any]:
     """One leaf for each Python class among the leaves, as looking at all of them takes time."""
     return list(dict(zip(map(type, leaves), leaves, strict=True)).values())
-
-
-class _History:
-    """The steps of equal optimizers: a wrapper may build its inner one anew for every step."""
-
-    def __init__(self) -> None:
-        self._is_new, self._ran_once = True, False
-
-    def may_run(self, builder: Any) -> bool:
-        """Whether the next step is to run as a program."""
-        is_new, self._is_new = self._is_new, False
-        before, self._ran_once = self._ran_once, is_new and _once[builder] < TRIED
-        _once[builder] += self._ran_once - before
-        return self._ran_once or not is_new
-
-
-@functools.lru_cache(maxsize=256)
-def _history(structure: Any) -> _History:
-    del structure
-    return _History()
 
 
 def is_ours(declaration: Declaration) -> bool:

@@ -1,39 +1,29 @@
 """What a declaration stands for: the pair that its builder returns, and the one way into that pair.
 
-An update passes through these in turn, eager or traced; a whole step through 1, 2, 4, 8 and 9,
-`apply_gradients` does 3 before it, and `take_step` 6 around it:
-
-1. an error from arguments that were mixed up says so (`explanations`);
-2. hyperparameters must be single numbers (`Declaration.check_numbers`);
-3. `None` stands for parameters that are no arrays (`paths.without_objects`);
-4. vectors of packed leaves are taken apart, unless the pair takes vectors (`packed.on_leaves`);
-5. outside of ``jit``, a step of gradtx's own rules is one compiled program (`eager`);
-6. on a mesh with explicit axes, no axis is explicit inside (`shardings`);
-7. hyperparameters that are schedules get their values at this step (`scheduled`);
-8. slots kept in another form than an array are loaded, unless the engine does so, here or in what
-   the state is handed on to (`materialized`);
-9. functions of the parameters among the extra arguments, such as the loss, may be called with some
-   leaves of those that are there (`loss_functions`).
+`ADAPTERS` lists what happens around a pair, in its order, and whether it does around ``update`` or
+``step``. The links of a chain are not entered: what the chain has done for itself holds for them,
+and it checks their numbers (`composition/sequence.py`).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
 
-from gradtx.core.eager import Eager, one_by_one
-from gradtx.core.explanations import check_alive, explained
+from gradtx.core.eager import EagerStep, count_of_arrays, eager_programs, is_ours
+from gradtx.core.explanations import check_alive, explain
 from gradtx.core.loss_functions import of_all_leaves
-from gradtx.core.materialized import on_arrays
+from gradtx.core.materialized import holds_stored, on_arrays
 from gradtx.core.traits import not_handed_on
 from gradtx.declarations.declaration import Declaration
 from gradtx.declarations.scheduled import Schedules
-from gradtx.leaves.flax_forms import tell_flax
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.paths import without_objects
-from gradtx.leaves.shardings import on_explicit_axes
+from gradtx.leaves.shardings import explicit_mesh, on_explicit_axes
 from gradtx.leaves.whole import of_form, whole_form, whole_leaves
+from gradtx.names.libraries import tell_libraries
 from gradtx.numerics import as_arrays
 from gradtx.programs.tracing import is_shape, where_known
 from gradtx.types import Params, State, Updates
@@ -59,7 +49,6 @@ class Expansion:
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self.schedules = Schedules(declaration)
-        self._eager = Eager(declaration)
 
     @functools.cached_property
     def pair(self) -> Any:
@@ -83,15 +72,21 @@ class Expansion:
             return traits.of_first_values()
         return traits if traits.step is None else traits._replace(step=self._step)
 
-    @property
-    def _clock(self) -> Callable[[Any], State] | None:
-        clock = self.pair.facet(Clock)
-        return None if clock is None else clock.state
+    @functools.cached_property
+    def clock(self) -> Callable[[Any], State] | None:
+        """The state class of a count alone, where a pair without a state has schedules."""
+        facet = self.pair.facet(Clock)
+        return None if facet is None else facet.state
+
+    @functools.cached_property
+    def is_ours(self) -> bool:
+        """Whether only gradtx's own functions run."""
+        return is_ours(self.declaration)
 
     def init(self, params: Params) -> State:
-        tell_flax()  # which may have been imported since the pair was built
+        tell_libraries()  # some may have been imported since the pair was built
         self.declaration.check_numbers()
-        if self._sees_leaves(params):
+        if self.sees_leaves(params):
             params = unpack(params)
         if any(map(is_shape, jax.tree.leaves(params))):
             return where_known(self.init, params)
@@ -100,81 +95,194 @@ class Expansion:
         except (RuntimeError, ValueError):
             check_alive(**{f"{self.declaration.name}: the parameters": params})
             raise
-        return self.schedules.counted(state, self._clock) if self.schedules else state
+        return self.schedules.counted(state, self.clock) if self.schedules else state
 
-    @explained
     def update(
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        self.declaration.check_numbers()
-        extra_args = of_all_leaves(extra_args, params)
-        params = without_objects(updates, params)
-        if self._sees_leaves(updates):
-            return on_leaves(self.update, updates, state, params, extra_args)
-        arrays = {n: v for n, v in extra_args.items() if not callable(v)}
-        # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
-        known = len(arrays) == len(extra_args) or self.pair.rules is not None
-        program = self._eager.steps(updates, state, params, arrays) if known else None
-        numbers, structure = self.declaration.flatten()
-        if program:
-            done: tuple[Updates, State]
-            run = _program(structure, whole_form())
-            done = run(numbers, updates, state, params, **arrays)
-            return done
+        return _enter_update(self, updates, state, params, **extra_args)
 
-        def of_numbers(entered: Any, *trees: Any, **extra_args: Any) -> Any:
-            same = entered is numbers
-            expansion = self if same else Expansion(Declaration.unflatten(structure, entered))
-            return expansion._update(*trees, **extra_args)
-
-        with one_by_one(program is False):
-            updates, params = as_arrays(updates), as_arrays(params)
-            like = updates, state
-            return on_explicit_axes(of_numbers, like, numbers, updates, state, params, extra_args)
-
-    def _update(
-        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        if self.schedules:
-            return self.schedules.update(
-                self._clock, _update_of, updates, state, params, extra_args
-            )
-        run = _update_of(self.pair, state)
-        return cast(tuple[Updates, State], run(updates, state, params, **extra_args))
-
-    @explained
     def _step(
         self, updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        self.declaration.check_numbers()
-        extra_args = of_all_leaves(extra_args, params)
-        if self._sees_leaves(updates):
-            return on_leaves(self._step, updates, state, params, extra_args)
-        run = _of_slots(self.pair, self.pair.traits.step, state)
-        return cast(tuple[Params, State], run(updates, state, params, **extra_args))
+        return _enter_step(self, updates, state, params, **extra_args)
 
-    def _sees_leaves(self, tree: Any) -> bool:
+    def sees_leaves(self, tree: Any) -> bool:
         """Whether a tree holds vectors of many leaves, and these are to be seen one by one."""
         # What a declared pair sees is decided where it is entered.
         takes_vectors = self.pair.declaration is not None or self.pair.takes_vectors
         return not takes_vectors and holds_packed(tree)
 
 
-def _of_slots(pair: Any, function: Any, state: State) -> Any:
-    """A pair's update or step for slots in whatever form they are kept: the engine's takes any."""
-    traits = pair.traits
+@dataclasses.dataclass(slots=True)
+class _Call:
+    """A call of ``update`` or ``step``: what is entered, and the arguments as it gets them."""
+
+    entered: Expansion
+    updates: Any
+    state: Any
+    params: Any
+    extra_args: dict[str, Any]
+
+
+_Rest = Callable[..., Any]
+"""``(entered, updates, state, params, **extra_args)``: the adapters that are left, and the pair."""
+
+
+def _explained(call: _Call, rest: _Rest) -> Any:
+    """An error from arguments that were mixed up says so."""
+    entered, trees = call.entered, (call.updates, call.state, call.params)
+    try:
+        if jax.device_count() > 1:  # where JAX 0.10 aborts the process, given a donated array
+            check_alive(gradients=call.updates, state=call.state, parameters=call.params)
+        return rest(entered, *trees, **call.extra_args)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        explain(entered.declaration.name, error, entered.init, *trees)
+        raise
+
+
+def _single_numbers(call: _Call, rest: _Rest) -> None:
+    """Each hyperparameter is one number."""
+    call.entered.declaration.check_numbers()
+
+
+def _whole_losses(call: _Call, rest: _Rest) -> None:
+    """A loss among the extra arguments may be called with some of the leaves."""
+    call.extra_args = of_all_leaves(call.extra_args, call.params)
+
+
+def _parameters_alone(call: _Call, rest: _Rest) -> None:
+    """`None` stands for parameters that are no arrays, such as the functions of a module."""
+    call.params = without_objects(call.updates, call.params)
+
+
+def _leaves_of_vectors(call: _Call, rest: _Rest) -> Any:
+    """Vectors of packed leaves are taken apart, unless the pair takes vectors."""
+    if not call.entered.sees_leaves(call.updates):
+        return None
+    run = functools.partial(rest, call.entered)
+    return on_leaves(run, call.updates, call.state, call.params, call.extra_args)
+
+
+def _one_program(call: _Call, rest: _Rest) -> Any:
+    """Outside of ``jit``, an update by gradtx's own rules is one compiled program."""
+    arrays = {n: v for n, v in call.extra_args.items() if not callable(v)}
+    # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
+    known = len(arrays) == len(call.extra_args) or call.entered.pair.rules is not None
+    trees = call.updates, call.state, call.params
+    if not (known and count_of_arrays(*trees, arrays) and call.entered.is_ours):
+        return None
+    numbers, structure = call.entered.declaration.flatten()
+    return _program(structure, whole_form())(numbers, *trees, **arrays)
+
+
+def _numbers_as_arrays(call: _Call, rest: _Rest) -> None:
+    """Python numbers among updates and parameters become arrays."""
+    call.updates, call.params = as_arrays(call.updates), as_arrays(call.params)
+
+
+def _automatic_axes(call: _Call, rest: _Rest) -> Any:
+    """On a mesh with explicit axes, no axis is explicit inside."""
+    trees = call.updates, call.state, call.params
+    if explicit_mesh((*trees, list(call.extra_args.values()))) is None:
+        return None
+    numbers, structure = call.entered.declaration.flatten()
+
+    def run(seen: Any, /, *trees: Any, **extra_args: Any) -> Any:
+        same = seen is numbers
+        entered = call.entered if same else Expansion(Declaration.unflatten(structure, seen))
+        return rest(entered, *trees, **extra_args)
+
+    like = call.updates, call.state
+    return on_explicit_axes(run, like, numbers, *trees, call.extra_args)
+
+
+def _values_of_schedules(call: _Call, rest: _Rest) -> Any:
+    """Hyperparameters that are schedules get their values at this step."""
+    schedules = call.entered.schedules
+    if not schedules:
+        return None
+
+    def run(evaluated: Declaration, state: State) -> tuple[Updates, State]:
+        done = rest(Expansion(evaluated), call.updates, state, call.params, **call.extra_args)
+        return cast(tuple[Updates, State], done)
+
+    return schedules.update(call.entered.clock, run, call.state)
+
+
+def _arrays_of_slots(call: _Call, rest: _Rest) -> Any:
+    """Slots in another form than an array are loaded, unless the engine does so."""
+    traits = call.entered.pair.traits
     # A pair that only hands its state on leaves this to the pairs inside of it.
     hands_on = traits.parts is not None and all(p.declaration is not None for p in traits.parts)
-    engine = traits.rule is not None or hands_on
-    return function if engine else on_arrays(function, state)
+    if traits.rule is not None or hands_on or not holds_stored(call.state):
+        return None
+    run = functools.partial(rest, call.entered)
+    return on_arrays(run, call.updates, call.state, call.params, call.extra_args)
 
 
-def _update_of(pair: Any, state: State) -> Any:
-    return _of_slots(pair, pair.update, state)
+def _pair_update(call: _Call, rest: _Rest) -> Any:
+    update = call.entered.pair.update
+    return update(call.updates, call.state, call.params, **call.extra_args)
+
+
+def _pair_step(call: _Call, rest: _Rest) -> Any:
+    step = call.entered.pair.traits.step
+    return step(call.updates, call.state, call.params, **call.extra_args)
+
+
+_Adapter = Callable[[_Call, _Rest], Any]
+
+ADAPTERS: tuple[tuple[_Adapter, str], ...] = (
+    (_explained, "update step"),
+    (_single_numbers, "update step"),
+    (_whole_losses, "update step"),
+    (_parameters_alone, "update"),
+    (_leaves_of_vectors, "update step"),
+    (_one_program, "update"),
+    (_numbers_as_arrays, "update"),
+    (_automatic_axes, "update"),
+    (_values_of_schedules, "update"),
+    (_arrays_of_slots, "update step"),
+    (_pair_update, "update"),
+    (_pair_step, "step"),
+)
+"""What happens around a pair, from the outside to the pair itself, and which calls it serves.
+
+An adapter changes the call and returns None, or it returns the result, for which it does the rest
+in its own way. A pair with schedules has no step. Arrays and automatic axes are made for a step by
+`take_step` in `composition/apply.py`, which may add updates to parameters in the same place.
+"""
+
+
+def _serving(called: str) -> list[_Adapter]:
+    return [adapter for adapter, serves in ADAPTERS if called in serves.split()]
+
+
+def _enter(
+    adapters: list[_Adapter],
+    entered: Expansion,
+    updates: Any,
+    state: Any,
+    params: Any,
+    /,  # extra arguments may have any names
+    **extra_args: Any,
+) -> Any:
+    """A call of what was declared, through one adapter after another."""
+    call = _Call(entered, updates, state, params, extra_args)
+    for i, adapter in enumerate(adapters, 1):
+        done = adapter(call, functools.partial(_enter, adapters[i:]))
+        if done is not None:
+            break
+    return done
+
+
+_enter_update = functools.partial(_enter, _serving("update"))
+_enter_step = functools.partial(_enter, _serving("step"))
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any, form: Any) -> Callable[..., Any]:
+def _program(structure: Any, form: Any) -> EagerStep:
     """The step of what a declaration describes, compiled; its array hyperparameters come first.
 
     Args:
@@ -182,9 +290,12 @@ def _program(structure: Any, form: Any) -> Callable[..., Any]:
         form: the :func:`whole_form` of the leaves that it is asked of.
     """
 
-    def run(numbers: Any, *trees: Any, **extra_args: Any) -> Any:
-        with one_by_one(True), whole_leaves(of_form(form)):  # the first for jax.disable_jit
+    def run(*call: Any, **extra_args: Any) -> Any:
+        numbers, *trees = call  # a name of its own could be that of an extra argument
+        # The first for jax.disable_jit.
+        with eager_programs(False), whole_leaves(of_form(form)):
             expansion = Expansion(Declaration.unflatten(structure, numbers))
             return expansion.update(*trees, **extra_args)
 
-    return jax.jit(run)
+    numbers_or_none = [None for x in structure[2] if x is None]
+    return EagerStep(repr(Declaration.unflatten(structure, numbers_or_none)), run)

@@ -1,9 +1,8 @@
 """What is wrong with the arguments of a step that failed."""
 
-import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import jax
 
@@ -11,8 +10,6 @@ from gradtx.declarations.declaration import Declared
 from gradtx.leaves.paths import first_difference, leaves_with_path, path_string, with_paths
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import OTHER_STATE, PyTree, is_state
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def explanation(updates: Any, state: Any, params: Any) -> str | None:
@@ -129,19 +126,3 @@ def _is_made(init: Callable[[Any], Any], params: Any, state: Any) -> bool:
         return type(jax.eval_shape(init, params)) is type(state)
     except Exception:
         return False
-
-
-def explained(method: _F) -> _F:
-    """A method that takes a step; of mixed-up arguments its error says which they are."""
-
-    @functools.wraps(method)
-    def run(self: Any, updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-        try:
-            if jax.device_count() > 1:  # where JAX 0.10 aborts the process, given a donated array
-                check_alive(gradients=updates, state=state, parameters=params)
-            return method(self, updates, state, params, **extra_args)
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            explain(self.declaration.name, error, self.init, updates, state, params)
-            raise
-
-    return cast(_F, run)

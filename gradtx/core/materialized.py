@@ -5,28 +5,29 @@ from typing import Any
 
 import jax
 
-from gradtx.types import State, Updates, is_stored, slot_fields
+from gradtx.types import Params, State, Updates, is_stored, slot_fields
 
 
-def on_arrays(function: Callable[..., Any], state: State) -> Callable[..., Any]:
-    """`function`, an update or a whole step, made to take slots in any form.
+def holds_stored(state: State) -> bool:
+    """Whether a slot of a state is kept in another form than an array."""
+    slots = [getattr(state, name) for name in slot_fields(type(state))]
+    return any(map(is_stored, jax.tree.leaves(slots, is_leaf=is_stored)))
+
+
+def on_arrays(
+    function: Callable[..., tuple[Any, State]],
+    updates: Updates,
+    state: State,
+    params: Params | None,
+    extra_args: dict[str, Any],
+) -> tuple[Any, State]:
+    """``function(updates, state, params, **extra_args)`` on arrays instead of slots in other forms.
 
     The engine loads and stores such slots itself, leaf by leaf; this is for what is built by hand.
-
-    Args:
-        function: ``(updates, state, ...) -> (result, state)``.
-        state: the state that it will be called with.
     """
     names = slot_fields(type(state))
-    slots = [getattr(state, name) for name in names]
-    if not any(map(is_stored, jax.tree.leaves(slots, is_leaf=is_stored))):
-        return function
-
-    def run(updates: Updates, state: State, *rest: Any, **extra_args: Any) -> Any:
-        result, new = function(updates, _loaded(state, names), *rest, **extra_args)
-        return result, _stored(state, new, names)
-
-    return run
+    done, new = function(updates, _loaded(state, names), params, **extra_args)
+    return done, _stored(state, new, names)
 
 
 def _loaded(state: State, names: tuple[str, ...]) -> State:

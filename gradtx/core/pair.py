@@ -5,7 +5,6 @@
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, cast, overload
 
@@ -25,10 +24,10 @@ from gradtx.core.traits import (
 )
 from gradtx.declarations.declaration import Builder, Declaration, Declared, publish
 from gradtx.declarations.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
-from gradtx.leaves.flax_forms import tell_flax
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.rows import holds_rows, refuse_changed_indices
 from gradtx.names.earlier import in_facets
+from gradtx.names.libraries import passes_for, tell_libraries
 from gradtx.types import Params, State, StateT, TransformInitFn, Updates, UpdatesT
 from gradtx.types.update_size import DeclaredSize
 
@@ -126,7 +125,7 @@ class GradientTransformation(_Pair, Declared):
             facets = traits.pop("facets")
         traits |= {"step": step, "before_gradients": before_gradients, "facets": facets_of(facets)}
         pair._traits = Traits(**traits)
-        _tell_flax(cls)
+        tell_libraries()
         return pair
 
     @classmethod
@@ -275,13 +274,9 @@ class GradientTransformation(_Pair, Declared):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Optax's class of this name if Optax is loaded, so that `isinstance` takes a pair for one.
-
-        The actual class is ``type(tx)``.
-        """
+        """The class that `isinstance` takes a pair for; the actual class is ``type(tx)``."""
         extra = issubclass(type(self), GradientTransformationExtraArgs)
-        name = f"GradientTransformation{'ExtraArgs' if extra else ''}"
-        return getattr(sys.modules.get("optax"), name, type(self))
+        return passes_for(f"GradientTransformation{'ExtraArgs' if extra else ''}", type(self))
 
     def __setattr__(self, name: str, value: Any) -> None:
         declared = (inspect.get_annotations(c) for c in type(self).__mro__)
@@ -327,14 +322,6 @@ _FIELDS = frozenset(Traits._fields)
 
 class GradientTransformationExtraArgs(GradientTransformation):
     """A pair whose ``update`` takes ``**extra_args``: every one that gradtx builds does."""
-
-
-def _tell_flax(cls: type[GradientTransformation]) -> None:
-    """Let Flax's nnx, if it is loaded, hold pairs as data: as static values it refuses arrays."""
-    register = getattr(sys.modules.get("flax.nnx"), "register_data_type", None)
-    if register is not None:
-        register(cls)
-    tell_flax()
 
 
 class _Members(NamedTuple):

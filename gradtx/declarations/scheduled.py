@@ -5,7 +5,7 @@ state's first counter is the clock; a state that counts no steps is kept beside 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from gradtx.checks import check_first_value, hyperparameter_range
 from gradtx.declarations.declaration import Declaration
 from gradtx.declarations.host_values import HostValue
 from gradtx.numerics import increment, signed
-from gradtx.types import Counter, EmptyState, InnerState, Params, State, Updates, counters
+from gradtx.types import Counter, EmptyState, InnerState, State, Updates, counters
 
 
 class ScheduledState(NamedTuple):
@@ -81,21 +81,15 @@ class Schedules:
     def update(
         self,
         clock: Callable[[Any], State] | None,
-        entered: Callable[[Any, State], Callable[..., Any]],
-        updates: Updates,
+        run: Callable[[Declaration, State], tuple[Updates, State]],
         state: State,
-        params: Params | None,
-        extra_args: dict[str, Any],
     ) -> tuple[Updates, State]:
-        """The update of the pair that is built with the values at the count in `state`.
+        """An update with the values of the schedules at the count in `state`.
 
         Args:
             clock: as in `counted`.
-            entered: ``(pair, state) -> update``, the update of a pair for slots in their forms.
-            updates: the updates that the pair is given.
+            run: ``(declaration, state) -> (updates, state)``, of the declaration with these values.
             state: the state, which holds the count.
-            params: the parameters.
-            extra_args: the extra arguments of the update.
         """
         count = _count(state)
         if count is None:
@@ -105,18 +99,12 @@ class Schedules:
                 "load_state_dict(tx, params, state_dict(state), strict=False) continues at its step"
             )
         evaluated = self.at(count)
-        tx = evaluated.builder.call(evaluated.arguments)
-
-        def run(state: State) -> tuple[Updates, State]:
-            update = entered(tx, state)
-            return cast(tuple[Updates, State], update(updates, state, params, **extra_args))
-
         if isinstance(state, ScheduledState):
-            moved, inner = run(state.inner_state)
-            return moved, ScheduledState(increment(count), inner)
+            updates, inner = run(evaluated, state.inner_state)
+            return updates, ScheduledState(increment(count), inner)
         if clock is not None:
-            return run(EmptyState())[0], clock(increment(count))
-        return run(state)
+            return run(evaluated, EmptyState())[0], clock(increment(count))
+        return run(evaluated, state)
 
 
 def _count(state: State) -> Any:

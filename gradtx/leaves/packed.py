@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from gradtx.leaves.flax_forms import written_by_names
 from gradtx.leaves.whole import part_of_whole
+from gradtx.leaves.written import written_by_names
 from gradtx.numerics import as_arrays
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, Params, PyTree, State, Updates, is_stored

@@ -13,6 +13,7 @@ from gradtx.declarations.declaration import read_by_people
 from gradtx.leaves.packed import holds_packed, uniform
 from gradtx.leaves.rows import is_rows
 from gradtx.leaves.whole import whole_of
+from gradtx.names.libraries import is_box
 from gradtx.types import PyTree, TreeT, Where as Where
 
 MaskOrFn: TypeAlias = Where | None
@@ -36,22 +37,13 @@ def is_leaf(x: Any) -> bool:
 _CONTENT = jax.tree_util.GetAttrKey("value")
 
 
-def is_box(x: Any) -> bool:
-    """Whether `x` is one of Flax's objects around a parameter, such as ``nnx.Param``.
-
-    The parameter is its attribute `value`, which is no part of the parameter's name.
-    """
-    kinds = ("Variable", "VariableState", "AxisMetadata")
-    return any(c.__name__ in kinds and c.__module__.startswith("flax.") for c in type(x).__mro__)
-
-
 def with_paths(
     tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[tuple[Any, Any]], Any]:
     """The leaves of any tree with their paths, and its structure.
 
-    Paths are the same whether or not Flax keeps the parameters in objects of its own, so that a
-    leaf has one name in parameters, gradients and states.
+    Paths are the same whether or not a library keeps the parameters in objects of its own, so that
+    a leaf has one name in parameters, gradients and states.
 
     Args:
         tree: the tree.
@@ -80,7 +72,7 @@ def map_with_paths(
 
 
 def unboxed(tree: PyTree) -> PyTree:
-    """A tree with the content of Flax's objects in their place."""
+    """A tree with the content of boxes in their place."""
 
     def content(x: Any) -> Any:
         return jax.tree.leaves(x, is_leaf=lambda y: y is not x)[0] if is_box(x) else x

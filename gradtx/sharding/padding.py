@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.leaves.flax_forms import written_by_names
 from gradtx.leaves.rows import put_rows, take_rows
 from gradtx.leaves.shardings import in_one_program, sliceable
+from gradtx.leaves.written import written_by_names
 from gradtx.types import Array, PyTree
 
 

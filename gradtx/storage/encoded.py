@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.leaves.flax_forms import written_by_names
 from gradtx.leaves.rows import put_rows, take_rows
+from gradtx.leaves.written import written_by_names
 from gradtx.numerics import compute_dtype
 from gradtx.storage.companded import Companded
 from gradtx.storage.dithered import Dithered

@@ -16,12 +16,12 @@ from gradtx.composition.views import OnPart
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.lift import refused_rows
 from gradtx.inspection.description import roles_in
-from gradtx.leaves.flax_forms import written_by_names
 from gradtx.leaves.matrix_layout import axes_of
 from gradtx.leaves.paths import aligned, leaves_with_path, mask_tree, matches, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.leaves.shardings import automatic, explicit_mesh, known_of_parts
 from gradtx.leaves.whole import part_of_whole
+from gradtx.leaves.written import written_by_names
 from gradtx.transforms.parameter_averages import averaged
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 

@@ -12,7 +12,7 @@ import pytest
 
 import gradtx
 from gradtx import load_state_dict, state_dict, tree
-from gradtx.leaves.flax_forms import written_as_dict
+from gradtx.leaves.written import written_as_dict
 from gradtx.storage import is_encoded
 from tests.catalogue import CATALOGUE, is_even, is_matrix, matrix_or_not
 

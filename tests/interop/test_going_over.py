@@ -1,6 +1,6 @@
 """Runs that go over between Optax and gradtx in their middle: the whole catalogue, by every way."""
 
-# Sees mutants of: flax_forms.
+# Sees mutants of: flax.
 
 import inspect
 

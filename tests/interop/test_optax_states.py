@@ -1,8 +1,10 @@
 """States carried between Optax and gradtx in the middle of a run."""
 
-# Sees mutants of: flax_forms.
+# Sees mutants of: flax.
 
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import pytest
 import gradtx
 from gradtx.interop import from_optax_state, to_optax_state
 from tests.catalogue import CATALOGUE
+from tests.processes import environment
 from tests.quick import quick
 from tests.test_contracts import grads, step, two
 
@@ -189,3 +192,37 @@ def test_flax_writes_a_typed_key_as_optax_has_it():
     assert keys
     there = serialization.from_bytes(theirs.init(two()), data)
     assert jax.tree.structure(there) == jax.tree.structure(theirs.init(two()))
+
+
+LATE = """
+import sys
+import gradtx, jax, jax.numpy as jnp
+tx = gradtx.chain(gradtx.add_noise(0.1, 0.5, 0), gradtx.trace(0.9))
+tx = gradtx.masked(tx, {"w": True, "b": False})
+assert "gradtx.interop" not in sys.modules
+from flax import nnx, serialization
+
+class Mine(gradtx.GradientTransformation):
+    pass
+
+params = {"w": jnp.ones(2), "b": jnp.ones(3)}
+state = tx.init(params)
+written = serialization.to_bytes(state)  # keys, and None for masked leaves
+read = serialization.from_bytes(state, written)
+assert jax.tree.structure(read) == jax.tree.structure(state)
+mine = Mine(lambda params: (), lambda updates, state, params=None: (updates, state))
+for pair in (tx, mine):
+    assert nnx.is_data(pair)
+
+class Holder(nnx.Pytree):
+    def __init__(self, tx):
+        self.tx = tx
+
+assert len(jax.tree.leaves(Holder(gradtx.sgd(jnp.float32(0.1))))) == 1
+"""
+
+
+@pytest.mark.slow
+def test_flax_may_be_imported_after_a_pair_was_made():
+    pytest.importorskip("flax.nnx")
+    subprocess.run([sys.executable, "-c", LATE], check=True, env=environment())

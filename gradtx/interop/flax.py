@@ -1,67 +1,58 @@
-"""How `flax.serialization` writes states: in Optax's form, so that each library reads the other's.
+"""What Flax is told: that pairs are data, and to write states in Optax's form.
 
-Flax knows named tuples by a mark of its own, and writes `None` and random keys as they are: Optax
-reads no `None` where a leaf is masked, and Flax's bytes hold no key. A field that Optax's class
-does not have, and that is `None`, is left out.
+Either library then reads what the other wrote. Flax knows named tuples by a mark of its own, and
+writes `None` and random keys as they are: Optax reads no `None` where a leaf is masked, and Flax's
+bytes hold no key. A field that Optax's class does not have, and that is `None`, is left out.
 """
 
 import sys
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 
+from gradtx.core.pair import GradientTransformation
+from gradtx.leaves import written
 from gradtx.types import KEY, SLOT, masked_fields, state_fields
 from gradtx.types.keys import is_key
-
-_D = TypeVar("_D", bound=dict[str, Any])
-_T = TypeVar("_T")
 
 
 class _Masked(NamedTuple):
     """Stands for a masked leaf, as Optax's ``MaskedNode`` does: Flax writes it as ``{}``."""
 
 
-# Classes of dicts, which Flax knows one by one.
-_dicts: list[type[dict[str, Any]]] = []
+def tell() -> None:
+    """Tell Flax's modules that are loaded of gradtx's classes; again, of those that were added."""
+    _tell_serialization(sys.modules.get("flax.serialization"))
+    # As static values nnx refuses arrays.
+    register = getattr(sys.modules.get("flax.nnx"), "register_data_type", None)
+    if register is not None:
+        for cls in _with_subclasses(GradientTransformation):
+            register(cls)
 
 
-def written_as_dict(cls: type[_D]) -> type[_D]:
-    """Let Flax write instances of this class of dicts as it writes dicts: a class decorator."""
-    _dicts.append(cls)
-    return cls
+def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    yield cls
+    for each in cls.__subclasses__():
+        yield from _with_subclasses(each)
 
 
-# Classes of nodes of trees, which Flax does not know.
-_nodes: list[type[Any]] = []
-
-
-def written_by_names(cls: type[_T]) -> type[_T]:
-    """Let Flax write instances of this class of nodes as dicts of their parts: a class decorator.
-
-    It goes above the one that registers the class with JAX, which says the names.
-    """
-    _nodes.append(cls)
-    return cls
-
-
-def tell_flax() -> None:
-    """Let `flax.serialization`, if it is loaded, write and read states in Optax's form.
+def _tell_serialization(serialization: Any) -> None:
+    """Let `flax.serialization` write and read states in Optax's form.
 
     Only named tuples with masked leaves or random keys are written otherwise than before.
     """
-    serialization = sys.modules.get("flax.serialization")
     kind = getattr(serialization, "_NamedTuple", None)
     known = getattr(serialization, "_STATE_DICT_REGISTRY", {}).get(kind)
-    if serialization is None or known is None:
+    if known is None:
         return
     registry = serialization._STATE_DICT_REGISTRY
     if not isinstance(known[0], _Write):
         registry[kind] = _Write(*known), _Read(*known)
     write, read = registry[dict]
-    # Again each time: a class may be defined after Flax was told of others.
-    for cls in _dicts:
-        registry.setdefault(cls, (write, lambda like, written, cls=cls: cls(read(like, written))))
-    for cls in _nodes:
+    for cls in written.dicts:
+        registry.setdefault(cls, (write, lambda like, old, cls=cls: cls(read(like, old))))
+    for cls in written.nodes:
         registry.setdefault(cls, (_write_parts, _read_parts))
 
 
