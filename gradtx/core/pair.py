@@ -195,7 +195,7 @@ class GradientTransformation(_Pair, Declared):
         >>> import gradtx
         >>> from gradtx.core.traits import Links
         >>> len(gradtx.sgd(0.1).facet(Links).each), gradtx.scale(0.1).facet(Links)
-        (1, None)
+        (2, None)
         """
         return self.traits.facet(kind)
 
