@@ -20,7 +20,7 @@ from jax.interpreters import partial_eval
 from gradtx.programs.contexts import for_comparison
 
 FEW_LEAVES = 4
-"""Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
+"""Fewer leaves of the first kind of a rank are traced one by one, as its function is traced too."""
 
 FEW_EQUATIONS = 32
 """Up to so many equations are bound in less time than it takes to make a function of them, unless
@@ -203,6 +203,8 @@ def as_function(
     if not outvars:
         return lambda *arrays: [arrays[i] for i in forwarded if i is not None]
     call = equation()
+    if "jaxpr" not in call.params:  # under `jax.disable_jit`
+        return _run(jaxpr)
     params = {
         key: value * len(outvars if key.startswith("out_") else jaxpr.invars)
         if isinstance(value, tuple)

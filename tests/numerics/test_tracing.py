@@ -142,6 +142,17 @@ def test_a_function_is_called_for_four_leaves_of_a_kind_or_more(many, calls):
     assert [str(e.primitive) for e in jaxpr.eqns].count("jit") == calls
 
 
+def test_without_jit_nothing_is_called():
+    calls = [(float(i) * jnp.ones(2), jnp.ones(2)) for i in range(60)]
+
+    def run(scale):
+        return tracing.traced_once("pair", lambda x, y: x * y + scale, calls)
+
+    with jax.disable_jit():
+        got = jax.vmap(run)(jnp.arange(3.0))
+    np.testing.assert_array_equal(got[2], [[2.0, 2], [3, 3], [4, 4]])
+
+
 @pytest.mark.parametrize("function", [lambda x, y: (y, x * y), lambda x, y: (x * y, x * y)])
 def test_a_result_may_be_an_argument_or_be_given_twice(function):
     calls = [(jnp.full(2, float(i)), jnp.ones(2)) for i in range(60)]
