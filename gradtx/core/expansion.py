@@ -5,7 +5,6 @@
 and it checks their numbers (`composition/sequence.py`).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -114,15 +113,14 @@ class Expansion:
         return not takes_vectors and holds_packed(tree)
 
 
-@dataclasses.dataclass(slots=True)
 class _Call:
     """A call of ``update`` or ``step``: what is entered, and the arguments as it gets them."""
 
-    entered: Expansion
-    updates: Any
-    state: Any
-    params: Any
-    extra_args: dict[str, Any]
+    def __init__(
+        self, entered: Expansion, updates: Any, state: Any, params: Any, extra_args: dict[str, Any]
+    ) -> None:
+        self.entered, self.updates, self.state = entered, updates, state
+        self.params, self.extra_args = params, extra_args
 
 
 _Rest = Callable[..., Any]
@@ -255,12 +253,8 @@ in its own way. A pair with schedules has no step. Arrays and automatic axes are
 """
 
 
-def _serving(called: str) -> list[_Adapter]:
-    return [adapter for adapter, serves in ADAPTERS if called in serves.split()]
-
-
 def _enter(
-    adapters: list[_Adapter],
+    adapters: tuple[tuple[_Adapter, _Rest], ...],
     entered: Expansion,
     updates: Any,
     state: Any,
@@ -270,15 +264,23 @@ def _enter(
 ) -> Any:
     """A call of what was declared, through one adapter after another."""
     call = _Call(entered, updates, state, params, extra_args)
-    for i, adapter in enumerate(adapters, 1):
-        done = adapter(call, functools.partial(_enter, adapters[i:]))
+    for adapter, rest in adapters:
+        done = adapter(call, rest)
         if done is not None:
             break
     return done
 
 
-_enter_update = functools.partial(_enter, _serving("update"))
-_enter_step = functools.partial(_enter, _serving("step"))
+def _serving(called: str) -> _Rest:
+    """The way through the adapters that serve this call."""
+    adapters: tuple[tuple[_Adapter, _Rest], ...] = ()
+    for adapter, serves in reversed(ADAPTERS):
+        if called in serves.split():
+            adapters = ((adapter, functools.partial(_enter, adapters)), *adapters)
+    return functools.partial(_enter, adapters)
+
+
+_enter_update, _enter_step = _serving("update"), _serving("step")
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
