@@ -97,6 +97,29 @@ def test_no_two_classes_share_a_name():
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
 
 
+def lines_beside_docstring(function):
+    documented = ast.get_docstring(function) is not None
+    docstring = function.body[0].end_lineno - function.body[0].lineno + 1 if documented else 0
+    return function.end_lineno - function.lineno + 1 - docstring
+
+
+def long_functions(tree):
+    return [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and lines_beside_docstring(node) > 60
+    ]
+
+
+@pytest.mark.slow
+def test_a_function_is_seen_at_once():
+    """Of at most 60 lines beside its docstring, so that it need not be scrolled."""
+    by_name = {str(path): long_functions(ast.parse(path.read_text())) for path in FILES}
+    assert {path: names for path, names in by_name.items() if names} == {}
+    long = ast.parse("def f():\n" + "    'a docstring'\n" + 60 * "    pass\n")
+    assert long_functions(long) == ["f"]
+
+
 PAIRS = ("GradientTransformation", "GradientTransformationExtraArgs")
 
 
