@@ -113,7 +113,7 @@ class Expansion:
         return not takes_vectors and holds_packed(tree)
 
 
-class _Call:
+class _PairCall:
     """A call of ``update`` or ``step``: what is entered, and the arguments as it gets them."""
 
     def __init__(
@@ -127,7 +127,7 @@ _Rest = Callable[..., Any]
 """``(entered, updates, state, params, **extra_args)``: the adapters that are left, and the pair."""
 
 
-def _explained(call: _Call, rest: _Rest) -> Any:
+def _explained(call: _PairCall, rest: _Rest) -> Any:
     """An error from arguments that were mixed up says so."""
     entered, trees = call.entered, (call.updates, call.state, call.params)
     try:
@@ -139,22 +139,22 @@ def _explained(call: _Call, rest: _Rest) -> Any:
         raise
 
 
-def _single_numbers(call: _Call, rest: _Rest) -> None:
+def _single_numbers(call: _PairCall, rest: _Rest) -> None:
     """Each hyperparameter is one number."""
     call.entered.declaration.check_numbers()
 
 
-def _whole_losses(call: _Call, rest: _Rest) -> None:
+def _whole_losses(call: _PairCall, rest: _Rest) -> None:
     """A loss among the extra arguments may be called with some of the leaves."""
     call.extra_args = of_all_leaves(call.extra_args, call.params)
 
 
-def _parameters_alone(call: _Call, rest: _Rest) -> None:
+def _parameters_alone(call: _PairCall, rest: _Rest) -> None:
     """`None` stands for parameters that are no arrays, such as the functions of a module."""
     call.params = without_objects(call.updates, call.params)
 
 
-def _leaves_of_vectors(call: _Call, rest: _Rest) -> Any:
+def _leaves_of_vectors(call: _PairCall, rest: _Rest) -> Any:
     """Vectors of packed leaves are taken apart, unless the pair takes vectors."""
     if not call.entered.sees_leaves(call.updates):
         return None
@@ -162,7 +162,7 @@ def _leaves_of_vectors(call: _Call, rest: _Rest) -> Any:
     return on_leaves(run, call.updates, call.state, call.params, call.extra_args)
 
 
-def _one_program(call: _Call, rest: _Rest) -> Any:
+def _one_program(call: _PairCall, rest: _Rest) -> Any:
     """Outside of ``jit``, an update by gradtx's own rules is one compiled program."""
     arrays = {n: v for n, v in call.extra_args.items() if not callable(v)}
     # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
@@ -174,12 +174,12 @@ def _one_program(call: _Call, rest: _Rest) -> Any:
     return _program(structure, whole_form())(numbers, *trees, **arrays)
 
 
-def _numbers_as_arrays(call: _Call, rest: _Rest) -> None:
+def _numbers_as_arrays(call: _PairCall, rest: _Rest) -> None:
     """Python numbers among updates and parameters become arrays."""
     call.updates, call.params = as_arrays(call.updates), as_arrays(call.params)
 
 
-def _automatic_axes(call: _Call, rest: _Rest) -> Any:
+def _automatic_axes(call: _PairCall, rest: _Rest) -> Any:
     """On a mesh with explicit axes, no axis is explicit inside."""
     trees = call.updates, call.state, call.params
     if explicit_mesh((*trees, list(call.extra_args.values()))) is None:
@@ -195,7 +195,7 @@ def _automatic_axes(call: _Call, rest: _Rest) -> Any:
     return on_explicit_axes(run, like, numbers, *trees, call.extra_args)
 
 
-def _values_of_schedules(call: _Call, rest: _Rest) -> Any:
+def _values_of_schedules(call: _PairCall, rest: _Rest) -> Any:
     """Hyperparameters that are schedules get their values at this step."""
     schedules = call.entered.schedules
     if not schedules:
@@ -208,7 +208,7 @@ def _values_of_schedules(call: _Call, rest: _Rest) -> Any:
     return schedules.update(call.entered.clock, run, call.state)
 
 
-def _arrays_of_slots(call: _Call, rest: _Rest) -> Any:
+def _arrays_of_slots(call: _PairCall, rest: _Rest) -> Any:
     """Slots in another form than an array are loaded, unless the engine does so."""
     traits = call.entered.pair.traits
     # A pair that only hands its state on leaves this to the pairs inside of it.
@@ -219,17 +219,17 @@ def _arrays_of_slots(call: _Call, rest: _Rest) -> Any:
     return on_arrays(run, call.updates, call.state, call.params, call.extra_args)
 
 
-def _pair_update(call: _Call, rest: _Rest) -> Any:
+def _pair_update(call: _PairCall, rest: _Rest) -> Any:
     update = call.entered.pair.update
     return update(call.updates, call.state, call.params, **call.extra_args)
 
 
-def _pair_step(call: _Call, rest: _Rest) -> Any:
+def _pair_step(call: _PairCall, rest: _Rest) -> Any:
     step = call.entered.pair.traits.step
     return step(call.updates, call.state, call.params, **call.extra_args)
 
 
-_Adapter = Callable[[_Call, _Rest], Any]
+_Adapter = Callable[[_PairCall, _Rest], Any]
 
 ADAPTERS: tuple[tuple[_Adapter, str], ...] = (
     (_explained, "update step"),
@@ -263,7 +263,7 @@ def _enter(
     **extra_args: Any,
 ) -> Any:
     """A call of what was declared, through one adapter after another."""
-    call = _Call(entered, updates, state, params, extra_args)
+    call = _PairCall(entered, updates, state, params, extra_args)
     for adapter, rest in adapters:
         done = adapter(call, rest)
         if done is not None:

@@ -89,7 +89,7 @@ def _put(tree: PyTree, new: PyTree, i: Array) -> PyTree:
     return jax.tree.map(one, tree, new, is_leaf=lambda x: x is None or is_stored(x))
 
 
-class _Local(NamedTuple):
+class _Replica(NamedTuple):
     """A fragment on this device: the updates of a step, the parameters before it, and after it."""
 
     updates: PyTree
@@ -159,16 +159,16 @@ class _Streaming(NamedTuple):
             jnp.where(sends, self.delay, jnp.maximum(state.until_arrival - 1, 0)),
         )
 
-    def local(self, updates: Updates, params: Params, i: Array) -> _Local:
+    def local(self, updates: Updates, params: Params, i: Array) -> _Replica:
         """Fragment `i` of this device's updates and parameters."""
         cut = self.fragments.cut
         fragment = _take(map_present(cut, updates), i)
         wide = map_present(lambda u, p: cut(widen(jnp.asarray(p))), updates, params)
         before = _take(wide, i)
-        return _Local(fragment, before, map_present(lambda u, p: p + widen(u), fragment, before))
+        return _Replica(fragment, before, map_present(lambda u, p: p + widen(u), fragment, before))
 
     def synchronized(
-        self, local: _Local, anchor: PyTree, outer_state: State, delta: PyTree, extra_args: Any
+        self, local: _Replica, anchor: PyTree, outer_state: State, delta: PyTree, extra_args: Any
     ) -> tuple[Updates, State, PyTree]:
         """A fragment's updates, its state of `outer` and its anchor when `delta` arrives."""
         present = map_present(lambda u, d: d, local.updates, delta)
@@ -223,7 +223,7 @@ class _Streaming(NamedTuple):
         return self.outer.bytes_sent(jax.tree.map(fragment, params))
 
 
-def _difference(anchor: PyTree, local: _Local) -> PyTree:
+def _difference(anchor: PyTree, local: _Replica) -> PyTree:
     """The change of a fragment since its last synchronization, with its sign reversed."""
     return map_present(lambda u, a, p: a - p, local.updates, anchor, local.after)
 

@@ -80,7 +80,7 @@ def clipped_factor(
     return by_row * shrink_factor(length, threshold), length
 
 
-class _Options(NamedTuple):
+class _AdafactorOptions(NamedTuple):
     """Hyperparameters of `scale_by_factored_rms`, and the equations that leaves share.
 
     least: the smallest side of a factored matrix; None if nothing is factored.
@@ -118,14 +118,16 @@ class _Options(NamedTuple):
         return u if threshold is None else u * shrink_factor(plain_rms(u), threshold)
 
 
-def _unfactored(g: Array, s: Any, t: Step, options: _Options) -> Any:
+def _unfactored(g: Array, s: Any, t: Step, options: _AdafactorOptions) -> Any:
     """A leaf that keeps the squares of all entries."""
     square, beta = abs_sq(g), options.decay(t)
     v = ema(square + options.epsilon, s.v, beta)
     return options.clipped(g * inverse_root(v)), {"v_row": s.v_row, "v_col": s.v_col, "v": v}
 
 
-def _factored_formula(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -> Any:
+def _factored_formula(
+    g: Array, s: Any, t: Step, dims: tuple[int, int], options: _AdafactorOptions
+) -> Any:
     """A leaf that keeps their means over rows and columns."""
     d1, d0 = dims
     square, beta = abs_sq(g), options.decay(t)
@@ -135,7 +137,9 @@ def _factored_formula(g: Array, s: Any, t: Step, dims: tuple[int, int], options:
     return options.clipped(g * by_row * by_col), {"v_row": row, "v_col": col, "v": s.v}
 
 
-def _factored_plan(g: Array, s: Any, t: Step, dims: tuple[int, int], options: _Options) -> Any:
+def _factored_plan(
+    g: Array, s: Any, t: Step, dims: tuple[int, int], options: _AdafactorOptions
+) -> Any:
     """Each mean computes the squares for itself; nothing of the size of the leaf is stored.
 
     The mean over rows is taken in one pass with the clip, which shrinks the factors of rows.
@@ -218,7 +222,7 @@ def scale_by_factored_rms(
         )
 
     least = min_dim_size_to_factor if factored else None
-    options = _Options(
+    options = _AdafactorOptions(
         least,
         factor_last_dims,
         decay_rate,

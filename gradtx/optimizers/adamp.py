@@ -25,7 +25,7 @@ def _total(channels: Array) -> Array:
     return jnp.sum(delay(channels, after=channels))
 
 
-class _Projection(NamedTuple):
+class _RadialProjection(NamedTuple):
     """The hyperparameters that decide which weights are projected."""
 
     delta: Any
@@ -128,7 +128,7 @@ def scale_by_adamp(
             raise ValueError(f"scale_by_adamp: no channel_axis {channel_axis} in shape {p.shape}")
         return moments(p, mu_dtype)
 
-    projection = _Projection(delta, wd_ratio, channel_axis)
+    projection = _RadialProjection(delta, wd_ratio, channel_axis)
 
     def with_decay(weight_decay: Any) -> GradientTransformation:
         def direction(t: Step, mu: Array, nu: Array, g: Array) -> Array:

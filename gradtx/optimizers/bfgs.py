@@ -61,7 +61,7 @@ class _Joined:
         return out
 
 
-class _Pair(NamedTuple):
+class _CurvaturePair(NamedTuple):
     """A step and the change of the gradient along it.
 
     curvature: their product; start: the factor of the old matrix; image: that matrix times the
@@ -130,7 +130,7 @@ def _broyden(scaled: bool, weights: Weights) -> GradientTransformation:
         tau, phi = weights(jnp.where(usual, 1, b), jnp.where(usual, 1, h), n)
         tau, phi = jnp.where(usual, 1, tau), jnp.where(usual, 1, phi)
 
-        pair = _Pair(step, change, curvature, start, image, h)
+        pair = _CurvaturePair(step, change, curvature, start, image, h)
         new = jnp.where(curved, pair.updated(matrix, tau, phi), matrix)
         new = jnp.where(anew, jnp.eye(n, dtype=new.dtype), new)
         initial = anew | (s.is_initial & ~curved)

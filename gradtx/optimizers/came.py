@@ -52,7 +52,7 @@ class ScaleByCameState(NamedTuple):
     residual_col: NonNegativeSlots
 
 
-class _Options(NamedTuple):
+class _CameOptions(NamedTuple):
     """Hyperparameters under the names of `scale_by_came`, and the equations that leaves share."""
 
     b1: Any
@@ -76,14 +76,14 @@ class _Options(NamedTuple):
         return ema(bounded(mean, g.size) + self.eps_residual, old, self.b3)
 
 
-def _unfactored(g: Array, s: Any, options: _Options) -> Any:
+def _unfactored(g: Array, s: Any, options: _CameOptions) -> Any:
     """A leaf that keeps the squares of all entries."""
     v = ema(abs_sq(g) + options.eps, s.v, options.b2)
     mu = ema(options.clipped(g * inverse_root(v)), s.mu, options.b1)
     return mu, {"mu": mu, "v": v}
 
 
-def _factored_formula(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
+def _factored_formula(g: Array, s: Any, dims: tuple[int, int], options: _CameOptions) -> Any:
     """A leaf that keeps their means over rows and columns."""
     v_row = options.second_moment(jnp.mean(abs_sq(g), -1), s.v_row, g)
     v_col = options.second_moment(jnp.mean(abs_sq(g), -2), s.v_col, g)
@@ -97,7 +97,7 @@ def _factored_formula(g: Array, s: Any, dims: tuple[int, int], options: _Options
     return mu * by_row * by_col, {"mu": mu, **new}
 
 
-def _factored_plan(g: Array, s: Any, dims: tuple[int, int], options: _Options) -> Any:
+def _factored_plan(g: Array, s: Any, dims: tuple[int, int], options: _CameOptions) -> Any:
     """Each mean computes the squares for itself; the clip shrinks the factors of rows.
 
     The momentum is written and the instability summed in one pass, where a kernel can.
@@ -166,7 +166,7 @@ def scale_by_came(
     >>> state.v_row.shape, state.residual_col.shape, state.v.shape
     ((8,), (4,), (1,))
     """
-    options = _Options(b1, b2, b3, eps, eps_residual, clipping_threshold)
+    options = _CameOptions(b1, b2, b3, eps, eps_residual, clipping_threshold)
 
     def slots(p: Array) -> dict[str, Array]:
         row, col, full = factored_shapes(p.shape, factored_dims(p.shape, 1, last=True))

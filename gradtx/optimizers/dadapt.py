@@ -37,7 +37,13 @@ class DAdaptAdamWState(NamedTuple):
     count: Counter
 
 
-class _Step(NamedTuple):
+def without_bias(rate: Any, t: Step, b1: Any, b2: Any) -> Array:
+    """A rate of Adam, so that its averages count as if their bias had been corrected."""
+    corrected: Array = rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
+    return corrected
+
+
+class _DAdaptation(NamedTuple):
     """The equations of :func:`dadapt_adamw`, with its hyperparameters; root_b2: that of `b2`."""
 
     learning_rate: Any
@@ -51,9 +57,7 @@ class _Step(NamedTuple):
     def rate(self, s: Any, t: Step) -> Array:
         r"""The rate of this step, :math:`\lambda_t`."""
         rate = s.estim_lr * self.learning_rate
-        if self.bias_correction:
-            rate = rate * (jnp.sqrt(t.bias_correction(self.b2)) / t.bias_correction(self.b1))
-        return rate
+        return without_bias(rate, t, self.b1, self.b2) if self.bias_correction else rate
 
     def scaled(self, x: Array, v: Array) -> Array:
         r"""A quotient by :math:`\sqrt{\nu} + \epsilon`."""
@@ -149,7 +153,7 @@ def dadapt_adamw(
     True
     """
     b1, b2 = betas
-    step = _Step(learning_rate, b1, b2, b2**0.5, eps, weight_decay, bias_correction)
+    step = _DAdaptation(learning_rate, b1, b2, b2**0.5, eps, weight_decay, bias_correction)
 
     def slots(p: Array) -> dict[str, Array]:
         wide = compute_dtype(p.dtype)

@@ -65,7 +65,7 @@ class GaLoreState(NamedTuple):
 ProjType: TypeAlias = Literal["std", "reverse_std", "left", "right", "full"]
 
 
-class _Projection:
+class _LowRankProjection:
     """How one leaf is projected: onto the first singular vectors of one of its sides, or both."""
 
     def __init__(self, path: Any, x: Array, numbers: Any, rank: int, proj_type: str) -> None:
@@ -135,7 +135,7 @@ class _Projection:
 
 def _projections(
     dimensions: MatrixDimensions, rank: int, proj_type: str, tree: PyTree
-) -> tuple[list[Any], Any, list[_Projection | None]]:
+) -> tuple[list[Any], Any, list[_LowRankProjection | None]]:
     """The leaves of a tree, its structure, and how each leaf is projected, if it is."""
     leaves, treedef = leaves_with_path(tree)
     for path, x in leaves:
@@ -143,13 +143,13 @@ def _projections(
             raise refused_rows("scale_by_galore", path)
     numbers = dimensions.of("scale_by_galore", tree)
     leaf_projections = [
-        None if x is None or n is None else _Projection(path, x, n, rank, proj_type)
+        None if x is None or n is None else _LowRankProjection(path, x, n, rank, proj_type)
         for (path, x), n in zip(leaves, numbers, strict=True)
     ]
     return [x for _, x in leaves], treedef, leaf_projections
 
 
-def _first_projector(p: Array, projection: _Projection | None) -> Array:
+def _first_projector(p: Array, projection: _LowRankProjection | None) -> Array:
     """Zeros, in the shape of the leaf's projector."""
     return jnp.zeros((0, 0) if projection is None else projection.shape, p.dtype)
 

@@ -237,7 +237,7 @@ def _balanced(factors: Sequence[Array]) -> list[Array]:
     return [q * r.reshape(-1, *[1] * (q.ndim - 1)) for q, r in zip(factors, ratios, strict=True)]
 
 
-class _Options(NamedTuple):
+class _KronOptions(NamedTuple):
     """Hyperparameters under the names of `scale_by_kron`."""
 
     b1: Any
@@ -250,7 +250,7 @@ class _Options(NamedTuple):
 
 @precise
 def _whitened(
-    g: Array, s: Any, t: Step, old: tuple[Array, ...], options: _Options
+    g: Array, s: Any, t: Step, old: tuple[Array, ...], options: _KronOptions
 ) -> tuple[Array, Array, tuple[Array, ...]]:
     """Directions, the new momentum and the new factors, from matrices and their factors."""
     mu = ema(g, s.mu.reshape(g.shape), options.b1)
@@ -384,7 +384,7 @@ def scale_by_kron(
     of_p = geometry in _OF_P
     scale = preconditioner_init_scale**2 if of_p else preconditioner_init_scale
     often = preconditioner_update_probability
-    options = _Options(b1, often, preconditioner_lr, damping, max_rms, geometry)
+    options = _KronOptions(b1, often, preconditioner_lr, damping, max_rms, geometry)
 
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p, mu_dtype)}

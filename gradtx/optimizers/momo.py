@@ -89,7 +89,7 @@ class _Model:
         return tau, lower
 
 
-class _Options(NamedTuple):
+class _MomoOptions(NamedTuple):
     """Hyperparameters of the model of the loss."""
 
     learning_rate: Any
@@ -175,7 +175,7 @@ def momo(
     >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
-    options = _Options(learning_rate, weight_decay, lower_bound, adapt_lower_bound)
+    options = _MomoOptions(learning_rate, weight_decay, lower_bound, adapt_lower_bound)
 
     def slots(p: Array) -> dict[str, Array]:
         return {"exp_avg": zeros_like(p, compute_dtype(p.dtype))}
@@ -256,7 +256,7 @@ def momo_adam(
     >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
-    options = _Options(learning_rate, weight_decay, lower_bound, adapt_lower_bound)
+    options = _MomoOptions(learning_rate, weight_decay, lower_bound, adapt_lower_bound)
 
     def slots(p: Array) -> dict[str, Array]:
         return {

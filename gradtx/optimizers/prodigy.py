@@ -21,6 +21,7 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.compiler_hints import sums_in_one_pass
+from gradtx.optimizers.dadapt import without_bias
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
 
@@ -40,7 +41,7 @@ class ProdigyState(NamedTuple):
     count: Counter
 
 
-class _Options(NamedTuple):
+class _ProdigyOptions(NamedTuple):
     """Hyperparameters under the names of :func:`prodigy`."""
 
     learning_rate: Any
@@ -57,13 +58,11 @@ class _Options(NamedTuple):
     def rate(self, s: Any, t: Step) -> Array:
         r"""The rate of this step, :math:`\lambda_t`."""
         rate = s.estim_lr * self.learning_rate
-        if self.bias_correction:
-            rate = rate * (jnp.sqrt(t.bias_correction(self.b2)) / t.bias_correction(self.b1))
-        return rate
+        return without_bias(rate, t, self.b1, self.b2) if self.bias_correction else rate
 
 
 def _step(
-    g: list[Array], s: Any, t: Step, p: list[Array], chosen: list[bool], options: _Options
+    g: list[Array], s: Any, t: Step, p: list[Array], chosen: list[bool], options: _ProdigyOptions
 ) -> Any:
     """The equations of :func:`prodigy`; the leaves that are `chosen` decay."""
     d, rate = s.estim_lr, options.rate(s, t)
@@ -170,7 +169,7 @@ def prodigy(
     """
     b1, b2 = betas
     b3 = b2**0.5 if beta3 is None else beta3
-    options = _Options(
+    options = _ProdigyOptions(
         *(learning_rate, b1, b2, b3, eps, estim_lr0, estim_lr_coef, weight_decay),
         *(safeguard_warmup, bias_correction),
     )

@@ -38,7 +38,7 @@ class ScaleByBacktrackingLinesearchState(NamedTuple):
     info: BacktrackingLinesearchInfo
 
 
-class _Options(NamedTuple):
+class _BacktrackingOptions(NamedTuple):
     """Hyperparameters of a search, under the names of `scale_by_backtracking_linesearch`."""
 
     max_backtracking_steps: Any
@@ -59,7 +59,7 @@ class _Backtracking(NamedTuple):
     count: Any
 
 
-def _search(line: Line, guess: Array, options: _Options) -> _Backtracking:
+def _search(line: Line, guess: Array, options: _BacktrackingOptions) -> _Backtracking:
     """The search, from the first rate to one that meets the condition."""
     # Numbers here are finite, for users who have JAX look for infinite ones.
     far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
@@ -143,7 +143,9 @@ def scale_by_backtracking_linesearch(
     >>> bool(result.value < 1e-3)
     True
     """
-    options = _Options(max_backtracking_steps, slope_rtol, decrease_factor, atol, rtol, store_grad)
+    options = _BacktrackingOptions(
+        max_backtracking_steps, slope_rtol, decrease_factor, atol, rtol, store_grad
+    )
 
     def init(params: Params) -> State:
         dtype = value_dtype(params)

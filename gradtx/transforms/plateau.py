@@ -31,7 +31,7 @@ class ReduceLROnPlateauState(NamedTuple):
     avg_value: Any
 
 
-class _Options(NamedTuple):
+class _PlateauOptions(NamedTuple):
     """Hyperparameters under the names of `reduce_on_plateau`."""
 
     factor: Any
@@ -54,7 +54,7 @@ def _check_metric(value: Any) -> None:
 
 
 def _judged(
-    state: ReduceLROnPlateauState, value: Array, sign: float, options: _Options
+    state: ReduceLROnPlateauState, value: Array, sign: float, options: _PlateauOptions
 ) -> ReduceLROnPlateauState:
     """The state after a complete (averaged) value; `sign` is -1 where large values are good."""
     largest = jnp.finfo(jnp.float32).max
@@ -137,7 +137,7 @@ def reduce_on_plateau(
     >>> float(updates)
     -0.5
     """
-    options = _Options(factor, patience, rtol, atol, cooldown, accumulation_size, min_scale)
+    options = _PlateauOptions(factor, patience, rtol, atol, cooldown, accumulation_size, min_scale)
     if any(map(callable, options)):
         raise TypeError("reduce_on_plateau: its arguments are numbers or arrays, not schedules")
     if mode not in ("min", "max"):

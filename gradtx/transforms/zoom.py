@@ -45,7 +45,7 @@ class ScaleByZoomLinesearchState(NamedTuple):
     info: ZoomLinesearchInfo
 
 
-class _Options(NamedTuple):
+class _ZoomOptions(NamedTuple):
     """The hyperparameters of a search, under the names of `scale_by_zoom_linesearch`."""
 
     max_linesearch_steps: Any
@@ -58,7 +58,7 @@ class _Options(NamedTuple):
     stepsize_precision: Any
 
 
-class _Search(NamedTuple):
+class _Bracket(NamedTuple):
     """A search between two evaluations.
 
     best: the lowest point so far; grad, errors: its gradient and by how much it misses the
@@ -78,7 +78,7 @@ class _Search(NamedTuple):
     running: Array
 
 
-def _errors(line: Line, point: Point, options: _Options) -> Any:
+def _errors(line: Line, point: Point, options: _ZoomOptions) -> Any:
     """By how much a point misses the conditions of decrease and of curvature."""
     sound = jnp.isfinite(point.value) & jnp.isfinite(point.slope)
     decrease = point.value - line.value - options.slope_rtol * point.rate * line.slope
@@ -98,12 +98,12 @@ def _errors(line: Line, point: Point, options: _Options) -> Any:
     return tuple(e.astype(line.dtype) for e in errors)
 
 
-def _first(line: Line, guess: Array, largest: Any) -> _Search:
+def _first(line: Line, guess: Array, largest: Any) -> _Bracket:
     """The search before its first evaluation: the interval is the start alone."""
     # Numbers here are finite, for users who have JAX look for infinite ones.
     far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
     start = Point(jnp.zeros([], line.dtype), line.value, line.slope)
-    return _Search(
+    return _Bracket(
         trial=jnp.minimum(guess, largest).astype(line.dtype),
         best=start,
         grad=line.grad,
@@ -117,7 +117,7 @@ def _first(line: Line, guess: Array, largest: Any) -> _Search:
     )
 
 
-def _narrowed(search: _Search, point: Point, increase_factor: Any) -> tuple[Any, ...]:
+def _narrowed(search: _Bracket, point: Point, increase_factor: Any) -> tuple[Any, ...]:
     """The ends of the interval after an evaluation, if it holds a minimum, its width, and a trial.
 
     The interval and the trial rate are those of Moré and Thuente.
@@ -134,7 +134,7 @@ def _narrowed(search: _Search, point: Point, increase_factor: Any) -> tuple[Any,
     return best, other, bracketed, width, trial
 
 
-def _step(line: Line, options: _Options, largest: Any, search: _Search) -> _Search:
+def _step(line: Line, options: _ZoomOptions, largest: Any, search: _Bracket) -> _Bracket:
     """The search after one more evaluation of value and gradient."""
     value, grad = line.evaluate(search.trial)
     point = Point(search.trial, value, line.slope_of(grad))
@@ -153,7 +153,7 @@ def _step(line: Line, options: _Options, largest: Any, search: _Search) -> _Sear
 
     lowest = best, *choose(lower, (grad, errors), (search.grad, search.errors))
     best, best_grad, best_errors = choose(met, (point, grad, errors), lowest)
-    return _Search(
+    return _Bracket(
         trial,
         best,
         best_grad,
@@ -167,7 +167,7 @@ def _step(line: Line, options: _Options, largest: Any, search: _Search) -> _Sear
     )
 
 
-def _print(final: _Search, slope: Array) -> None:
+def _print(final: _Bracket, slope: Array) -> None:
     """Print that a search failed."""
     jax.debug.print(
         "scale_by_zoom_linesearch: no sufficient decrease after {n} evaluations; the slope was "
@@ -263,7 +263,7 @@ def scale_by_zoom_linesearch(
             "scale_by_zoom_linesearch: initial_guess_strategy must be 'one' or 'keep', not "
             f"{initial_guess_strategy!r}"
         )
-    options = _Options(
+    options = _ZoomOptions(
         max_linesearch_steps,
         _LARGEST_STEP if max_learning_rate is None else max_learning_rate,
         tol,
@@ -276,7 +276,7 @@ def scale_by_zoom_linesearch(
     box = Box("scale_by_zoom_linesearch", lower, upper)
     bounded = None if lower is None and upper is None else box
 
-    def search(line: Line, guess: Array) -> _Search:
+    def search(line: Line, guess: Array) -> _Bracket:
         most = options.max_learning_rate
         largest = most if bounded is None else line.reach(most)
         step = partial(_step, line, options, largest)
