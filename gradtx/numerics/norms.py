@@ -205,7 +205,8 @@ def norm_of_sums(
             (total,) = sums((1 / unit,), *terms, on=on)
             return _improved(i, short, total, unit)
 
-        return _turns(*_needed_turns(short), over_again, short)
+        first, end = _needed_turns(short)
+        return _turns(first, end, over_again, short)
 
     def at_once(on: Chip) -> Array:
         far = _far(jnp.float32)
