@@ -189,7 +189,7 @@ def as_function(
     """A program without constants as a function, whose calls are one equation each.
 
     It is the function of ``jax.jit``, but for tracing the program anew. Results that are arguments
-    are none of the equation.
+    are none of the equation, which is left out if it then has no results and no effects.
 
     Args:
         name: what the function is called.
@@ -200,7 +200,7 @@ def as_function(
 
     forwarded = [_index(v, jaxpr.invars) for v in jaxpr.outvars]
     outvars = [v for v, i in zip(jaxpr.outvars, forwarded, strict=True) if i is None]
-    if not outvars:
+    if not outvars and not jaxpr.effects:
         return lambda *arrays: [arrays[i] for i in forwarded if i is not None]
     call = equation()
     if "jaxpr" not in call.params:  # under `jax.disable_jit`
