@@ -13,7 +13,8 @@ def abs_sq(x: Array) -> Array:
     """The squared absolute value, real also for complex `x`."""
     if jnp.iscomplexobj(x):
         return jax.lax.square(x.real) + jax.lax.square(x.imag)
-    return jax.lax.square(x)
+    # JAX's own operation takes no booleans.
+    return jnp.square(x) if jnp.result_type(x) == bool else jax.lax.square(x)
 
 
 def sum_sq(x: Array) -> Array:
