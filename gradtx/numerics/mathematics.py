@@ -14,7 +14,8 @@ def abs_sq(x: Array) -> Array:
     if jnp.iscomplexobj(x):
         return jax.lax.square(x.real) + jax.lax.square(x.imag)
     # JAX's own operation takes no booleans.
-    return jnp.square(x) if jnp.result_type(x) == bool else jax.lax.square(x)
+    is_boolean = jnp.issubdtype(jnp.result_type(x), jnp.bool_)
+    return jnp.square(x) if is_boolean else jax.lax.square(x)
 
 
 def sum_sq(x: Array) -> Array:
