@@ -285,7 +285,7 @@ def test_pickles_find_classes_in_the_modules_that_they_name(module, name):
     assert found.__name__ == name
 
 
-@pytest.mark.parametrize("name", ["adapters", "entered", "numbers", "seen"])
+@pytest.mark.parametrize("name", ["adapters", "entered", "numbers", "seen", "self"])
 def test_extra_arguments_may_have_any_names(name):
     x = jnp.ones(2)
     tx = gradtx.sgd(jnp.float32(0.5))
@@ -293,3 +293,15 @@ def test_extra_arguments_may_have_any_names(name):
         with gradtx.eager_programs(enabled):
             updates, _ = tx.update(x, tx.init(x), x, **{name: jnp.ones(3)})
         np.testing.assert_array_equal(updates, -0.5 * x)
+
+
+def test_an_update_that_returns_nothing_runs_once_and_is_named():
+    calls = []
+
+    @gradtx.transformation
+    def forgetful():
+        return gradtx.GradientTransformation(lambda params: (), lambda *args: calls.append(args))
+
+    with pytest.raises(TypeError, match="forgetful: it returned None"):
+        forgetful().update(jnp.ones(2), ())
+    assert len(calls) == 1

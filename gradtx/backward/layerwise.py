@@ -23,28 +23,29 @@ _IN_ITS_PLACE = {
 def refuse_by_kind(tx: GradientTransformation) -> None:
     """Raise ValueError if something in `tx` is of a kind that needs more than one layer."""
     for part in (tx, *tx.within):
+        by_hand = " made by hand" if part.declaration is None else ""
+        name = public_name(part) or f"a transformation{by_hand}"
         if part.rule is not None and part.rule.scope is Scope.TUPLE:
             raise ValueError(
-                f"inside: {public_name(part) or 'a transformation'} cannot run on one layer at a "
-                "time: it looks at several leaves together, and a layer may come without some of "
-                "them; make the step without inside"
+                f"inside: {name} cannot run on one layer at a time: it looks at several leaves "
+                "together, and a layer may come without some of them; make the step without inside"
             )
         inside = part.parts if part.declaration is None else part.inside
         if not inside and not _is_known(part):
             raise ValueError(
-                f"inside: {public_name(part) or 'a transformation made by hand'} sees all leaves, "
-                "and a layer comes without the others: write the rule by gradtx.elementwise, "
-                "rowwise or matrixwise, or make the step without inside"
+                f"inside: {name} sees all leaves, and a layer comes without the others: write "
+                "the rule by gradtx.elementwise, rowwise or matrixwise, or make the step without "
+                "inside"
             )
         if part.before_gradients is not None:
             raise ValueError(
-                f"inside: {public_name(part)} changes parameters before their gradients are taken; "
-                "make the step without inside"
+                f"inside: {name} changes parameters before their gradients are taken; make the "
+                "step without inside"
             )
         if part.facet(Communication) is not None:
             raise ValueError(
-                f"inside: {public_name(part)} sends gradients between devices by itself; make the "
-                "step without inside, or shard the batch and leave the sum to JAX"
+                f"inside: {name} sends gradients between devices by itself; make the step without "
+                "inside, or shard the batch and leave the sum to JAX"
             )
 
 

@@ -85,7 +85,7 @@ class EagerStep:
         self._name, self._kind = name, re.sub(r"\d[\d.]*(e[-+]?\d+)?", "_", name)
         self._step, self._is_new = jax.jit(step), True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if not self._is_new:
             _each_ran_once.clear()
         else:

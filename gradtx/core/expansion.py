@@ -97,12 +97,12 @@ class Expansion:
         return self.schedules.counted(state, self.clock) if self.schedules else state
 
     def update(
-        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+        self, /, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         return _enter_update(self, updates, state, params, **extra_args)
 
     def _step(
-        self, updates: Updates, state: State, params: Params, **extra_args: Any
+        self, /, updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
         return _enter_step(self, updates, state, params, **extra_args)
 
@@ -220,13 +220,19 @@ def _arrays_of_slots(call: _PairCall, rest: _Rest) -> Any:
 
 
 def _pair_update(call: _PairCall, rest: _Rest) -> Any:
-    update = call.entered.pair.update
-    return update(call.updates, call.state, call.params, **call.extra_args)
+    return _results(call, call.entered.pair.update)
 
 
 def _pair_step(call: _PairCall, rest: _Rest) -> Any:
-    step = call.entered.pair.traits.step
-    return step(call.updates, call.state, call.params, **call.extra_args)
+    return _results(call, call.entered.pair.traits.step)
+
+
+def _results(call: _PairCall, function: Any) -> Any:
+    done = function(call.updates, call.state, call.params, **call.extra_args)
+    if done is None:  # of an adapter None means that the next one is to go on
+        name = call.entered.declaration.name
+        raise TypeError(f"{name}: it returned None in place of its results and a new state")
+    return done
 
 
 _Adapter = Callable[[_PairCall, _Rest], Any]

@@ -64,7 +64,7 @@ class _Function:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(getattr(self._expansion, self._method))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._expansion, self._method)(*args, **kwargs)
 
     def __reduce__(self) -> Any:

@@ -337,6 +337,7 @@ class Lifted(Rule):
 
     def begin(
         self,
+        /,
         updates: Updates,
         state: State,
         params: Params | None = None,

@@ -264,7 +264,8 @@ def _times(x: Array, one: Array) -> Array:
     """The product, part by part if complex, since an infinite complex number times 0 is NaN."""
     if jnp.iscomplexobj(x):
         return jax.lax.complex(_times(x.real, one), _times(x.imag, one))
-    return jax.lax.mul(x, cast(one, x.dtype))
+    one = cast(one, x.dtype)
+    return jax.lax.bitwise_and(x, one) if x.dtype == bool else jax.lax.mul(x, one)
 
 
 def _is_number(v: Any) -> bool:

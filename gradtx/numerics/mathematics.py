@@ -13,7 +13,9 @@ def abs_sq(x: Array) -> Array:
     """The squared absolute value, real also for complex `x`."""
     if jnp.iscomplexobj(x):
         return jax.lax.square(x.real) + jax.lax.square(x.imag)
-    return jax.lax.square(x)
+    # JAX's own operation takes no booleans.
+    is_boolean = jnp.issubdtype(jnp.result_type(x), jnp.bool_)
+    return jnp.square(x) if is_boolean else jax.lax.square(x)
 
 
 def sum_sq(x: Array) -> Array:

@@ -45,6 +45,7 @@ CUBE = np.arange(1.0, 9.0, dtype=np.float32).reshape(2, 2, 2)
     ("name", "arguments", "expected"),
     [
         ("abs_sq", ([3 + 4j, -2],), [25, 4]),
+        ("abs_sq", ([True, False],), [1, 0]),
         ("sum_sq", ([3 + 4j, -2],), 29),
         ("rms", ([3 + 4j, 0],), 12.5**0.5),
         ("rms", ([-3],), 3),

@@ -161,6 +161,19 @@ def test_a_result_may_be_an_argument_or_be_given_twice(function):
         chex.assert_trees_all_equal(pair, function(*arguments))
 
 
+def test_a_function_that_hands_its_arguments_on_keeps_its_effects():
+    seen = []
+
+    def show(x):
+        jax.debug.callback(lambda x: seen.append(float(x)), x)
+        return x
+
+    calls = [(jnp.float32(i),) for i in range(60)]
+    jax.block_until_ready(jax.jit(lambda calls: tracing.traced_once("show", show, calls))(calls))
+    jax.effects_barrier()
+    assert sorted(seen) == list(range(60))
+
+
 def test_what_depends_on_no_shape_alone_has_values():
     shape = jax.ShapeDtypeStruct((2,), jnp.float32)
 

@@ -192,6 +192,13 @@ def test_without_parameters_there_is_no_ratio():
     assert (float(report.update_norm), float(report.update_ratio)) == (5.0, 0.0)
 
 
+def test_a_guarded_state_may_have_a_boolean():
+    tx, g = gradtx.guard(gradtx.scale_by_optimistic_gradient()), jnp.array([3.0, 4.0])
+    updates, state = jax.jit(tx.update)(g, tx.init(g))
+    assert updates.tolist() == g.tolist()
+    assert not state.inner_state.is_initial_step
+
+
 @pytest.mark.slow
 def test_make_step_hands_the_report_out_and_takes_a_validation_loss():
     tx = gradtx.chain(
