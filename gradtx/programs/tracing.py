@@ -136,7 +136,7 @@ def _called(
     equation: Callable[[], Any],
 ) -> list[Any]:
     """The results of `function` for the leaves of arguments, all of them like `example`."""
-    from gradtx.programs.interpreter import inner_jaxprs  # takes as long to import as gradtx
+    from gradtx.programs.interpreter import equations  # takes as long to import as gradtx
 
     closed, out = jax.make_jaxpr(function, return_shape=True)(*example)
     structure: Any = jax.tree.structure(out)
@@ -145,7 +145,7 @@ def _called(
     jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     run = _run(jaxpr)
     results: list[Any] = []
-    nested = any(True for eqn in jaxpr.eqns for _ in inner_jaxprs(eqn))
+    nested = sum(1 for _ in equations(jaxpr)) > len(jaxpr.eqns)
     if len(calls) * len(jaxpr.eqns) > FEW_EQUATIONS or nested:
         # A call is an equation too: with this size there are as many in the function as calls of
         # it. Calls within it would be fewer in all, but XLA inlines nested calls more slowly.
