@@ -1,6 +1,6 @@
 """What a transformation is and can do, beside its two functions, in one record.
 
-A pair carries the record, and code that acts on transformations reads it.
+A pair carries the record, which is read wherever something depends on what a transformation is.
 """
 
 from collections.abc import Callable, Iterable
