@@ -152,7 +152,10 @@ def same_as(name: str) -> str:
 
 def source_docstring(name: str) -> list[str]:
     """What stands under the assignment to `name` in the source of gradtx."""
-    for module in [m for m in sys.modules if m.split(".")[0] == "gradtx"]:
+    modules = [(name, module) for name, module in sys.modules.items() if module is not None]
+    # Modules of Optax's names have no source.
+    written = [n for n, m in modules if n.split(".")[0] == "gradtx" and hasattr(m, "__file__")]
+    for module in written:
         docs = ModuleAnalyzer.for_module(module).find_attr_docs()
         if ("", name) in docs:
             return docs["", name]

@@ -131,14 +131,16 @@ def inlined(
             return False
         return not {*eqn.params.get("shardings", ())} - {None, *shardings}
 
-    shapes = {slot.aval.shape for slot in _slots(closed.jaxpr, may_join)}
+    def may_hold_slots(eqn: Any) -> bool:
+        return may_join(eqn) or "branches_platforms" in eqn.params
+
+    shapes = {slot.aval.shape for slot in _slots(closed.jaxpr, may_hold_slots)}
 
     def is_joined(eqn: Any) -> bool:
         if not may_join(eqn):
             return False
         near = any(v.aval.shape in shapes for v in (*eqn.invars, *eqn.outvars))
-        callee = eqn.params[CALLS[eqn.primitive.name]]
-        return near or any(_slots(getattr(callee, "closed", callee).jaxpr, may_join))
+        return near or any(_slots(_callee(eqn).jaxpr, may_hold_slots))
 
     def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
         each = equations(program.jaxpr, is_joined)
@@ -152,8 +154,7 @@ def inlined(
             here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
             return run(eqn.params["branches"][here], values[1:])
         if is_joined(eqn):
-            callee = eqn.params[CALLS[eqn.primitive.name]]
-            return run(getattr(callee, "closed", callee), values)
+            return run(_callee(eqn), values)
         return None
 
     return jax.make_jaxpr(lambda *x: run(closed, x))(*arrays)
@@ -166,6 +167,14 @@ def _slots(jaxpr: Any, enters: Callable[[Any], bool]) -> Iterator[Any]:
             yield eqn.outvars[0]
         elif eqn.primitive is encode_p:
             yield eqn.invars[0]
+        elif eqn.primitive.name == "stored_step" and enters(eqn):
+            yield from _slots(_callee(eqn).jaxpr, enters)  # which `equations` does not see
+
+
+def _callee(eqn: Any) -> ClosedJaxpr:
+    """The program of an equation that only calls one."""
+    program: Any = eqn.params[CALLS[eqn.primitive.name]]
+    return getattr(program, "closed", program)
 
 
 def cuts(

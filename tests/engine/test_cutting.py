@@ -142,6 +142,19 @@ def test_a_function_that_sees_no_slot_stays_a_call():
     assert names == ["other", "other"]
 
 
+def test_a_function_of_an_inner_step_on_stored_slots_is_part_of_its_kernel():
+    """The slots are in a program of a program, where one equation runs each."""
+    tx = gradtx.store(gradtx.adamw(1e-3), {"mu": "bf16", "nu": "int8"}, min_size=1)
+    arguments = P, jax.eval_shape(tx.init, P), P
+    outer = jax.make_jaxpr(lambda p, s, g: gradtx.apply_gradients(tx, g, p, s))(*arguments)
+    (closed,) = [e.params["program"].closed for e in outer.eqns if "program" in e.params]
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in closed.in_avals]
+    flat = inlined(closed, "tpu", [None] * len(avals), *avals).jaxpr
+    assert {"decode", "encode"} <= {eqn.primitive.name for eqn in flat.eqns}
+    called = [v for eqn in flat.eqns if eqn.primitive.name == "jit" for v in eqn.invars]
+    assert SHAPE not in {v.aval.shape for v in called}
+
+
 @pytest.mark.parametrize(("platform", "want"), [("cpu", 5.0), ("tpu", -1.0)])
 def test_a_choice_of_platforms_is_made(platform, want):
     def chosen(x, y):
