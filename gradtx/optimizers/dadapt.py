@@ -37,10 +37,16 @@ class DAdaptAdamWState(NamedTuple):
     count: Counter
 
 
-def without_bias(rate: Any, t: Step, b1: Any, b2: Any) -> Array:
-    """A rate of Adam, so that its averages count as if their bias had been corrected."""
-    corrected: Array = rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
-    return corrected
+def rate_of_step(options: Any, s: Any, t: Step) -> Array:
+    r"""The rate :math:`\lambda_t` of D-Adaptation and Prodigy, from the estimate in the slots.
+
+    options: with `learning_rate`, `b1`, `b2` and `bias_correction`, which makes the averages count
+    as if the bias of their start at 0 had been corrected.
+    """
+    rate: Array = s.estim_lr * options.learning_rate
+    if options.bias_correction:
+        rate = rate * (jnp.sqrt(t.bias_correction(options.b2)) / t.bias_correction(options.b1))
+    return rate
 
 
 class _DAdaptation(NamedTuple):
@@ -53,11 +59,6 @@ class _DAdaptation(NamedTuple):
     eps: Any
     weight_decay: Any
     bias_correction: bool
-
-    def rate(self, s: Any, t: Step) -> Array:
-        r"""The rate of this step, :math:`\lambda_t`."""
-        rate = s.estim_lr * self.learning_rate
-        return without_bias(rate, t, self.b1, self.b2) if self.bias_correction else rate
 
     def scaled(self, x: Array, v: Array) -> Array:
         r"""A quotient by :math:`\sqrt{\nu} + \epsilon`."""
@@ -167,7 +168,7 @@ def dadapt_adamw(
         return {"estim_lr": estim_lr0, "numerator_weighted": 0.0}
 
     def rule(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
-        lam = step.rate(s, t)
+        lam = rate_of_step(step, s, t)
         product = tree.vdot(g, jax.tree.map(step.scaled, s.grad_sum, s.exp_avg_sq)).real
         new = step.averages(lam, g, s)
         norm = tree.norm(new["grad_sum"], 1)
@@ -178,7 +179,7 @@ def dadapt_adamw(
 
         The pass that sums the norm sums it too, so that nothing is stored between the two.
         """
-        lam = step.rate(s, t)
+        lam = rate_of_step(step, s, t)
 
         def product_of(g: Array, a: Array, v: Array) -> Array:
             return (jnp.conj(g) * recompute(step.scaled, a, v, after=t)).real

@@ -21,7 +21,7 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.compiler_hints import sums_in_one_pass
-from gradtx.optimizers.dadapt import without_bias
+from gradtx.optimizers.dadapt import rate_of_step
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
 
@@ -55,17 +55,12 @@ class _ProdigyOptions(NamedTuple):
     safeguard_warmup: bool
     bias_correction: bool
 
-    def rate(self, s: Any, t: Step) -> Array:
-        r"""The rate of this step, :math:`\lambda_t`."""
-        rate = s.estim_lr * self.learning_rate
-        return without_bias(rate, t, self.b1, self.b2) if self.bias_correction else rate
-
 
 def _step(
     g: list[Array], s: Any, t: Step, p: list[Array], chosen: list[bool], options: _ProdigyOptions
 ) -> Any:
     """The equations of :func:`prodigy`; the leaves that are `chosen` decay."""
-    d, rate = s.estim_lr, options.rate(s, t)
+    d, rate = s.estim_lr, rate_of_step(options, s, t)
     weight = d / options.estim_lr0 * (d if options.safeguard_warmup else rate)
 
     def first(g: Array, m: Array) -> Array:
