@@ -19,9 +19,10 @@ whatever line it is on, and why. What a test file builds when it is collected ke
 they are: tests that are to see mutants of them build it themselves.
 
 All modules take hours, so that a run can be stopped and continued: `mutants_run.json` has for each
-module the digest of its source, how many mutants were tried, and the names of those that lived,
-written as soon as the module is done. A run skips a module whose source is as recorded, but for
-those that lived in it. ``--left`` says what a run would try, ``--list`` which mutants,
+function whose mutants were tried its name, the digest of what it computes, and the names of those
+that lived, written as soon as its module is done. A run skips a function that is as recorded,
+wherever it has moved, but for those that lived in it. ``--left`` says what a run would try,
+``--list`` which mutants,
 ``--again`` has all tried that are named, and ``--table`` prints the table of docs/reliability.md.
 ``--selected N`` tries N mutants, drawn at random, on those tests alone that `.ci/run` takes where
 nothing but the module has changed (tests/selection.py), and records nothing.
@@ -101,6 +102,7 @@ SWAPS = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
 }
+NAMES = {"id", "arg", "name"}  # the fields of a node of a program that name a variable
 EXTREMA = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
 # Functions that steer the compiler, and the places of the arguments that are values: the keywords
 # are none.
@@ -128,6 +130,7 @@ class Mutant:
     line: int
     column: int
     node: ast.FunctionDef = dataclasses.field(compare=False, repr=False)
+    recorded_as: str = dataclasses.field(compare=False, repr=False)
 
     @property
     def owner(self) -> str:
@@ -175,24 +178,56 @@ def mutants(module):
     """All mutants of a module, in the order of its lines."""
     path = ROOT / (module.replace(".", "/") + ".py")
     source = path.read_text()
-    tree, lines = ast.parse(source), [line.encode() for line in source.splitlines()]
+    lines = [line.encode() for line in source.splitlines()]
+    for name, function in functions(ast.parse(source)):
+        key = recorded_as(name, function)
+        for kind, old, new in _changes(function):
+            yield Mutant(
+                module,
+                name,
+                kind,
+                ast.unparse(old),
+                ast.unparse(new),
+                _marked(lines, old),
+                old.lineno,
+                old.col_offset,
+                _changed(function, old, new),
+                key,
+            )
+
+
+def functions(tree):
+    """The functions of a module and the methods of its classes, by name."""
     for top in tree.body:
-        members = top.body if isinstance(top, ast.ClassDef) else [top]
-        for function in members:
+        of_class = isinstance(top, ast.ClassDef)
+        for function in top.body if of_class else [top]:
             if isinstance(function, ast.FunctionDef):
-                owner = f"{top.name}." if isinstance(top, ast.ClassDef) else ""
-                for kind, old, new in _changes(function):
-                    yield Mutant(
-                        module,
-                        owner + function.name,
-                        kind,
-                        ast.unparse(old),
-                        ast.unparse(new),
-                        _marked(lines, old),
-                        old.lineno,
-                        old.col_offset,
-                        _changed(function, old, new),
-                    )
+                yield f"{top.name}.{function.name}" if of_class else function.name, function
+
+
+def recorded_as(name, function):
+    """The name of a function and the digest of what it computes: other docstrings, annotations,
+    names of variables, decorators, and imports from gradtx make no other mutants."""
+    function = copy.deepcopy(function)
+    function.decorator_list, variables = [], {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            node.body, node.returns = [each for each in body if not _imports_ours(each)], None
+        elif isinstance(node, ast.AnnAssign | ast.arg):
+            node.annotation = ast.Constant(None)
+        stored = isinstance(getattr(node, "ctx", None), ast.Store)
+        if stored or isinstance(node, ast.FunctionDef | ast.arg | ast.ExceptHandler):
+            for field in NAMES & {*node._fields}:
+                variables.setdefault(getattr(node, field), f"v{len(variables)}")
+    for node in ast.walk(function):
+        for field in NAMES & {*node._fields}:
+            setattr(node, field, variables.get(getattr(node, field), getattr(node, field)))
+    return f"{name} {hashlib.sha256(ast.unparse(function).encode()).hexdigest()[:10]}"
+
+
+def _imports_ours(node):
+    return isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gradtx")
 
 
 def _marked(lines, node):
@@ -687,44 +722,39 @@ def _survivors(chosen, words, environment):
 
 
 def recorded():
-    """The entry of each module whose mutants were tried."""
+    """The names of those that lived, by the function of which all mutants were tried."""
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
+@functools.cache
+def every_function():
+    """What any function of gradtx is recorded as."""
+    sources = [path.read_bytes() for path in (ROOT / "gradtx").rglob("*.py")]
+    trees = map(ast.parse, sources)
+    return {recorded_as(*pair) for tree in trees for pair in functions(tree)}
+
+
 def record(module, lived):
-    """Write the module's entry, in a file that takes the place of the old one."""
-    count = sum(mutant.name not in same() for mutant in mutants(module))
-    entry = {"source": digest(module), "mutants": count, "lived": sorted(m.name for m in lived)}
+    """Write the entries of a module's functions, in a file that takes the place of the old one,
+    without those of functions that are gone."""
+    entries = {key: names for key, names in recorded().items() if key in every_function()}
+    entries |= {mutant.recorded_as: [] for mutant in mutants(module)}
+    for mutant in sorted(lived, key=lambda mutant: mutant.name):
+        entries[mutant.recorded_as].append(mutant.name)
     new = RECORD.with_suffix(".new")
-    entries = dict(sorted({**recorded(), module: entry}.items()))
+    entries = dict(sorted(entries.items()))
     new.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
     new.replace(RECORD)
 
 
-def digest(module):
-    """That of the code of a module: other comments, docstrings and files that gradtx's own names
-    are imported from make no other mutants."""
-    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_bytes())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            if ast.get_docstring(node):
-                node.body[0] = ast.Pass()
-            node.body = [each for each in node.body if not _imports_ours(each)]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
+def left(module, entries):
+    """The mutants to be tried: those of functions that are not recorded, and those that lived."""
 
+    def is_left(mutant):
+        lived = entries.get(mutant.recorded_as)
+        return mutant.name not in same() and (lived is None or mutant.name in lived)
 
-def _imports_ours(node):
-    return isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gradtx")
-
-
-def left(module, entry):
-    """The mutants to be tried: all, or of the source in the entry those that lived; None where
-    none did."""
-    lived = entry["lived"] if entry and entry["source"] == digest(module) else None
-    if lived == []:
-        return None
-    chosen = [mutant for mutant in mutants(module) if mutant.name not in same()]
-    return [mutant for mutant in chosen if lived is None or mutant.name in lived]
+    return list(filter(is_left, mutants(module)))
 
 
 @functools.cache
@@ -750,13 +780,11 @@ def table():
     for module in modules(()):
         folder, _, inner = module.removeprefix("gradtx.").partition(".")
         row = rows.setdefault(folder if inner else "other modules", collections.Counter())
-        count, chosen = sum(1 for _ in mutants(module)), left(module, recorded().get(module))
-        row["modules"] += 1
-        if chosen is None:
-            listed = count - sum(mutant.name not in same() for mutant in mutants(module))
-            row.update({"tried": 1, "mutants": count, "same": listed})
-        else:
-            row["left"] += len(chosen)
+        names, count = [mutant.name for mutant in mutants(module)], len(left(module, recorded()))
+        row.update(
+            {"modules": 1, "tried": int(not count), "mutants": len(names) - count, "left": count}
+        )
+        row["same"] += sum(name in same() for name in names)
     rows["all"] = sum(rows.values(), collections.Counter())
     yield "| Folder | Modules tried | Mutants | The same | Left |"
     yield "| --- | ---: | ---: | ---: | ---: |"
@@ -801,7 +829,7 @@ def main():
     count, alive, writes, failed = 0, 0, threading.Lock(), []
 
     def tried(module, chosen):
-        if chosen is None or given.left or given.list:
+        if not chosen or given.left or given.list:
             return module, chosen, chosen if given.list else []
         try:
             lived = survivors(chosen)
@@ -815,10 +843,10 @@ def main():
     before = {} if given.again else recorded()
     named = modules(given.names)
     # In this thread: Python 3.11 fails at times to parse in several at once.
-    asked = [left(module, before.get(module)) for module in named]
+    asked = [left(module, before) for module in named]
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
         for module, chosen, lived in pool.map(tried, named, asked):
-            if chosen is None:
+            if not chosen:
                 continue
             count, alive = count + len(chosen), alive + len(lived)
             live = "" if given.left else f", {len(lived)} live"

@@ -1,5 +1,6 @@
 """A few mutants that once lived, which the tests of papers must see; `tests.mutants` makes all."""
 
+import ast
 import json
 import os
 import sys
@@ -44,22 +45,38 @@ def test_the_modules_that_test_files_name_are_there():
 
 
 def test_the_record_of_the_run_has_its_form():
-    known = mutants.modules([])
-    for module, entry in mutants.recorded().items():
-        assert module in known
-        assert [(name, type(value)) for name, value in entry.items()] == [
-            ("source", str),
-            ("mutants", int),
-            ("lived", list),
-        ]
-        assert entry["mutants"] >= len(set(entry["lived"])) == len(entry["lived"])
-        if entry["lived"] and entry["source"] == mutants.digest(module):
-            assert {m.name for m in mutants.mutants(module)} >= set(entry["lived"])
+    entries = mutants.recorded()
+    assert list(entries) == sorted(entries)
+    assert any(key in mutants.every_function() for key in entries)
+    for lived in entries.values():
+        assert isinstance(lived, list)
+        assert lived == sorted(set(lived))
+
+
+@pytest.mark.parametrize(
+    ("source", "same"),
+    [
+        ("def f(g, m):\n    return g + 2 * m", True),
+        ('@decorated\ndef f(x: Any, y) -> Any:\n    """Words."""\n    return x + 2 * y', True),
+        ("def f(x, y):\n    from gradtx import z\n    return x + 2 * y", True),
+        ("def f(x, y):\n    return y + 2 * x", False),
+        ("def f(x, y):\n    return x + 3 * y", False),
+        ("def f(x, y):\n    return x + 2 * z", False),
+        ("def h(x, y):\n    return x + 2 * y", False),
+    ],
+)
+def test_a_function_is_recorded_by_what_it_computes(source, same):
+    def key(text):
+        (pair,) = mutants.functions(ast.parse(text))
+        return mutants.recorded_as(*pair)
+
+    before = key("def f(x, y):\n    # A comment.\n    return x + 2 * y")
+    assert (key(source) == before) == same
 
 
 def test_a_run_goes_on_where_another_ended(tmp_path, monkeypatch, capsys):
-    """What lived is tried once more, a changed module is tried whole, and others are not."""
-    box, wrong, asked = "gradtx.projections.box", "0" * 16, []
+    """What lived is tried once more, a changed function is tried whole, and others are not."""
+    box, asked = "gradtx.projections.box", []
 
     def survivors(chosen):
         asked.append([m.name for m in chosen])
@@ -73,25 +90,26 @@ def test_a_run_goes_on_where_another_ended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(mutants, "RECORD", tmp_path / "run.json")
     monkeypatch.setattr(mutants, "survivors", survivors)
     every = [m.name for m in mutants.mutants(box) if m.name not in mutants.same()]
-    mutants.record("gradtx.leaves.rows", [])
+    mutants.record("gradtx.projections.norms", [])
+    others = list(mutants.recorded())
     assert run("--left") == (0, [])
     assert capsys.readouterr().out.endswith(f"\n{len(every)} mutants are left\n")
     assert run() == (True, [len(every)])
-    assert mutants.recorded()[box] == {
-        "source": mutants.digest(box),
-        "mutants": len(every),
-        "lived": every[:1],
-    }
+    keys = {m.recorded_as for m in mutants.mutants(box)}
+    assert sorted(mutants.recorded()) == sorted([*others, *keys])
+    assert [names for names in mutants.recorded().values() if names] == [every[:1]]
     assert run() == (True, [1])
     monkeypatch.setattr(mutants, "survivors", lambda chosen: asked.append(chosen) or [])
     assert run() == (False, [1])
     assert run() == (False, [])
     assert run("--again") == (False, [len(every)])
     entries = mutants.recorded()
-    assert list(entries) == ["gradtx.leaves.rows", box]
-    entries[box]["source"] = wrong
+    changed = min(keys)
+    of_changed = sum(m.recorded_as == changed for m in mutants.mutants(box))
+    entries[f"{changed}0"] = entries.pop(changed)
     mutants.RECORD.write_text(json.dumps(entries))
-    assert run() == (False, [len(every)])
+    assert run() == (False, [of_changed])
+    assert sorted(mutants.recorded()) == sorted([*others, *keys])
 
 
 def test_a_module_whose_tests_fail_afterwards_is_not_recorded(tmp_path, monkeypatch, capsys):
