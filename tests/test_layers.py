@@ -206,3 +206,20 @@ def test_the_tests_are_collected_without_pytorch():
     )
     assert len(files) >= 5
     subprocess.run([sys.executable, "-c", program, *files], check=True, cwd=ROOT.parent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lbfgs", "lbfgsb"])
+def test_flax_is_told_of_a_pair_that_is_made_while_its_module_is_imported(name):
+    """As a default of an argument, say: telling Flax imports no optimizer, whichever is first."""
+    program = (
+        "import sys, types\n"
+        "sys.modules['flax'] = types.ModuleType('flax')\n"
+        "import gradtx\n"
+        f"gradtx.{name}()\n"
+        "print('gradtx.checkpoint.flax' in sys.modules, 'gradtx.interop' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["True", "False"]

@@ -35,7 +35,7 @@ MODULES = {
     "gradtx.engine.tiling": "gradtx.kernels.tiling",
     "gradtx.expansion": "gradtx.core.expansion",
     "gradtx.explanations": "gradtx.core.explanations",
-    "gradtx.flax_forms": "gradtx.interop.flax",
+    "gradtx.flax_forms": "gradtx.checkpoint.flax",
     "gradtx.host_values": "gradtx.declarations.host_values",
     "gradtx.linear_algebra": "gradtx.linalg.linear_algebra",
     "gradtx.loss_functions": "gradtx.core.loss_functions",

@@ -7,8 +7,9 @@ import importlib
 import sys
 from typing import Any
 
-# A library, and the module whose `tell` tells it of gradtx's classes.
-_TOLD = {"flax": "gradtx.interop.flax"}
+# A library, and the module whose `tell` tells it of gradtx's classes. A pair may be made while the
+# module of its optimizer is being imported, so this one must not need any optimizer.
+_TOLD = {"flax": "gradtx.checkpoint.flax"}
 
 
 def tell_libraries() -> None:

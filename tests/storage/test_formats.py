@@ -239,9 +239,7 @@ def test_float16_ends_before_the_momentum_of_a_falling_gradient_does():
 def test_eight_bit_floats_are_the_nearest(name):
     x = samples(True, (64, 128))
     dtype = FORMATS[name].dtype
-    digits = jnp.finfo(dtype).nmant
-    above_half = jnp.float32(1 + 2.0 ** -(digits + 1) + 2.0**-14)
-    if jax.jit(lambda x: x.astype(dtype))(above_half) == 1:
+    if rounds_to_float16_first(dtype):
         pytest.skip("the older code generator of this jaxlib rounds to float16 first")
     scale = np.abs(x).max(1, keepdims=True)
     kept = (x / scale * np.float32(jnp.finfo(dtype).max)).astype(dtype).astype(np.float64)
@@ -304,6 +302,22 @@ def vectors(draw):
     return x / max(np.abs(x).max(), 1e-30) * largest
 
 
+@functools.cache
+def rounds_to_float16_first(dtype):
+    """Whether the code generator of this jaxlib rounds twice on the way to an 8-bit float."""
+    above_half = jnp.float32(1 + 2.0 ** -(jnp.finfo(dtype).nmant + 1) + 2.0**-14)
+    return bool(jax.jit(lambda x: x.astype(dtype))(above_half) == 1)
+
+
+def bound(name, signed):
+    """The largest error over the largest size in a block."""
+    form = FORMATS[name]
+    twice = type(form) is Float8 and rounds_to_float16_first(form.dtype)
+    # Half a unit of float16 beside half a unit of the type.
+    more = 2.0 ** (jnp.finfo(form.dtype).nmant - 10) if twice else 0
+    return BOUNDS[name][not signed] * (1 + more)
+
+
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("name", some(*BOUNDS))
@@ -316,7 +330,7 @@ def test_round_trips_are_within_the_bound(name, signed, x):
     got = trip(x, name, signed)
     largest = np.abs(np.float64(blocks(x, name))).max(1, keepdims=True)
     error = np.abs(blocks(got - x, name))
-    assert np.all(error <= BOUNDS[name][not signed] * largest * (1 + 1e-5) + 1.2e-38)
+    assert np.all(error <= bound(name, signed) * largest * (1 + 1e-5) + 1.2e-38)
 
 
 @pytest.mark.parametrize("signed", [True, False])
