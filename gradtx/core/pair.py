@@ -373,8 +373,8 @@ def _register(cls: type[GradientTransformation]) -> None:
             # Records of two classes may be equal, as tuples are.
             key = functions, traits, tuple(map(type, traits.facets))
             return (), _Structure(key, tx, functions)
-        arrays, key = tx.declaration.flatten()
-        return arrays, _Structure(key, None if arrays else tx)
+        arrays, structure = tx.declaration.flatten()
+        return arrays, _Structure(structure, None if arrays else tx)
 
     def unflatten(structure: _Structure, arrays: Any) -> GradientTransformation:
         pair = structure.pair

@@ -264,6 +264,25 @@ class _Static:
             return hash(type(self.value))
 
 
+class Structure(NamedTuple):
+    """A declaration without its arrays, in a hashable form.
+
+    Attributes:
+        builder: the builder.
+        treedef: the tree of its arguments.
+        static: the leaves of this tree, None in place of an array.
+    """
+
+    builder: Builder
+    treedef: Any
+    static: tuple[_Static | None, ...]
+
+    @property
+    def arrays(self) -> int:
+        """The number of arrays."""
+        return self.static.count(None)
+
+
 class Declaration:
     """A builder and the arguments that it was called with.
 
@@ -278,7 +297,7 @@ class Declaration:
         self,
         builder: Builder,
         arguments: dict[str, Any],
-        flat: tuple[tuple[Any, ...], Any] | None = None,
+        flat: tuple[tuple[Any, ...], Structure] | None = None,
     ) -> None:
         self.builder = builder
         self.arguments = arguments
@@ -288,7 +307,7 @@ class Declaration:
     def name(self) -> str:
         return self.builder.name
 
-    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def flatten(self) -> tuple[tuple[Any, ...], Structure]:
         """The array hyperparameters, and everything else in a hashable form."""
         if self._flat is None:
             arguments = self.arguments
@@ -300,11 +319,11 @@ class Declaration:
             static = tuple(
                 None if d else _Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
             )
-            self._flat = arrays, (self.builder, treedef, static)
+            self._flat = arrays, Structure(self.builder, treedef, static)
         return self._flat
 
     @staticmethod
-    def unflatten(structure: Any, arrays: Any) -> "Declaration":
+    def unflatten(structure: Structure, arrays: Any) -> "Declaration":
         """The inverse of `flatten`; checks nothing, since JAX may pass placeholders."""
         builder, treedef, static = structure
         arrays = tuple(arrays)
