@@ -246,14 +246,14 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-class _Static:
-    """A static argument in a hashable form, equal if the arguments are equal."""
+class Static:
+    """A value in a hashable form, equal if the values are: arrays must agree in every bit."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Static) or type(self.value) is not type(other.value):
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
             return False
         return _same(self.value, other.value)
 
@@ -275,7 +275,7 @@ class Structure(NamedTuple):
 
     builder: Builder
     treedef: Any
-    static: tuple[_Static | None, ...]
+    static: tuple[Static | None, ...]
 
     @property
     def arrays(self) -> int:
@@ -317,7 +317,7 @@ class Declaration:
             dynamic = [checks.is_array(leaf) and not self.builder.static for leaf in leaves]
             arrays = tuple(leaf for leaf, d in zip(leaves, dynamic, strict=True) if d)
             static = tuple(
-                None if d else _Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
+                None if d else Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
             )
             self._flat = arrays, Structure(self.builder, treedef, static)
         return self._flat
@@ -374,7 +374,10 @@ def _same(a: Any, b: Any) -> bool:
         return True
     if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
         return False
-    return bool(_described(a, None) == _described(b, None))
+    try:
+        return bool(_described(a, None) == _described(b, None))
+    except ValueError:  # of arrays in an object, which have no truth value
+        return False
 
 
 # Larger arrays are hashed by type and shape alone: they may be on a device.

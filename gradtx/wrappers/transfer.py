@@ -353,7 +353,7 @@ def _check_inside(tx: GradientTransformation) -> None:
         names = _multiplied_names(child)
         if names:
             raise ValueError(
-                f"transfer: {_names([tx])} has {' and '.join(_factors(tx))} of its own, which would be "
+                f"transfer: {_names([tx])} has {' and '.join(_factors(tx))}, which would be "
                 f"multiplied, and {_names([child])} inside of it has {' and '.join(names)}, which "
                 "would not: put transfer around what is inside, or make a chain of both"
             )

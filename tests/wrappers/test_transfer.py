@@ -318,7 +318,7 @@ def with_rate(inner, learning_rate: gradtx.checks.LearningRate = 0.1):
         (lambda: with_rate(gradtx.scale_by_adam()), "with_rate has learning_rate.*adam.* has eps"),
         (
             lambda: with_rate(gradtx.masked(gradtx.add_decayed_weights(0.1), True)),
-            "with_rate has learning_rate .*add_decayed_weights inside of it has weight_decay",
+            "with_rate has learning_rate, .*add_decayed_weights inside of it has weight_decay",
         ),
         (lambda: gradtx.mechanize(gradtx.adam(1.0)), "mechanize has weight_decay.*learning_rate"),
     ],
