@@ -4,9 +4,10 @@ Every transformation of the catalogue that holds others gets one that has someth
 the place of each of them.
 """
 
+import dataclasses
 import inspect
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -194,6 +195,37 @@ def test_facets_of_two_classes_with_the_same_content_are_two_programs():
     assert run(tx.with_facets(Measured(1))) == 0
     assert run(tx.with_facets(Priority(1))) == 1
     assert run(tx.with_facets(Priority({"w": 1}))) == 1  # which has no hash
+
+
+class Prior(NamedTuple):
+    mean: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Center:
+    mean: Any
+
+
+@pytest.mark.parametrize("kind", [Prior, Center])
+def test_arrays_in_facets_are_compared_by_their_values(kind):
+    """Each array has its own program; in a dataclass of a user's these are not compared."""
+    tx = GradientTransformation(gradtx.scale(1.0).init, gradtx.scale(1.0).update)
+    run = jax.jit(lambda tx: jnp.sum(tx.facet(kind).mean))
+    one, two = (tx.with_facets(kind(np.full(3, x))) for x in (1.0, 2.0))
+    assert [run(each) for each in (one, two, one)] == [3, 6, 3]
+    assert run._cache_size() == 2
+    assert (one == tx.with_facets(kind(np.ones(3)))) == (kind is Prior)
+    assert one != two
+
+
+def test_pairs_of_the_same_functions_that_say_other_things_differ():
+    """As static arguments of a compiled function too."""
+    tx = GradientTransformation(lambda params: (), lambda g, s, p=None, **_: (g, s))
+    here, there = (tx._replace(step=lambda g, s, p, by=by, **_: (p + by, s)) for by in (1.0, 2.0))
+    run = jax.jit(lambda tx, x: gradtx.apply_gradients(tx, x, x, ())[0], static_argnums=0)
+    assert [float(run(each, 0.0)) for each in (here, there, here)] == [1, 2, 1]
+    assert tx == tx._replace() != tx.with_facets(Priority(1)) != tx.with_facets(Measured(1))
+    assert gradtx.scale(1.0) != gradtx.scale(1.0).with_facets(Priority(1))
 
 
 @pytest.mark.parametrize("facet", [Priority, 3, None, ("urgent",)])

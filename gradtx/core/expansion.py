@@ -16,7 +16,7 @@ from gradtx.core.explanations import check_alive, explain
 from gradtx.core.loss_functions import of_all_leaves
 from gradtx.core.materialized import holds_stored, on_arrays
 from gradtx.core.traits import not_handed_on
-from gradtx.declarations.declaration import Declaration
+from gradtx.declarations.declaration import Declaration, Structure
 from gradtx.declarations.scheduled import Schedules
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.paths import without_objects
@@ -290,7 +290,7 @@ _enter_update, _enter_step = _serving("update"), _serving("step")
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any, form: Any) -> EagerStep:
+def _program(structure: Structure, form: Any) -> EagerStep:
     """The step of what a declaration describes, compiled; its array hyperparameters come first.
 
     Args:
@@ -305,5 +305,5 @@ def _program(structure: Any, form: Any) -> EagerStep:
             expansion = Expansion(Declaration.unflatten(structure, numbers))
             return expansion.update(*trees, **extra_args)
 
-    numbers_or_none = [None for x in structure[2] if x is None]
-    return EagerStep(repr(Declaration.unflatten(structure, numbers_or_none)), run)
+    printed = repr(Declaration.unflatten(structure, [None] * structure.arrays))
+    return EagerStep(printed, run)

@@ -22,7 +22,7 @@ from gradtx.core.traits import (
     Traits,
     facets_of,
 )
-from gradtx.declarations.declaration import Builder, Declaration, Declared, publish
+from gradtx.declarations.declaration import Builder, Declaration, Declared, Static, publish
 from gradtx.declarations.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.rows import holds_rows, refuse_changed_indices
@@ -295,8 +295,8 @@ class GradientTransformation(_Pair, Declared):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GradientTransformation):
             return NotImplemented
-        if self.declaration is None or other.declaration is None:
-            return tuple.__eq__(self, other)
+        if self.declaration is None and other.declaration is None:
+            return bool(_key_by_hand(self) == _key_by_hand(other))
         return self.declaration == other.declaration
 
     def __ne__(self, other: object) -> bool:
@@ -366,15 +366,19 @@ class _Structure:
         return hash(self.key if self.functions is None else self.functions)
 
 
+def _key_by_hand(tx: GradientTransformation) -> Any:
+    """By which pairs made by hand are compared: their functions, and all that they say."""
+    # Arrays in facets have no truth value, and records of two classes may be equal.
+    leaves, facets = jax.tree.flatten(tx.traits.facets)
+    return tuple(tx), tx.traits._replace(facets=()), facets, tuple(map(Static, leaves))
+
+
 def _register(cls: type[GradientTransformation]) -> None:
     def flatten(tx: GradientTransformation) -> tuple[Any, _Structure]:
         if tx.declaration is None:
-            functions, traits = tuple(tx), tx.traits
-            # Records of two classes may be equal, as tuples are.
-            key = functions, traits, tuple(map(type, traits.facets))
-            return (), _Structure(key, tx, functions)
-        arrays, key = tx.declaration.flatten()
-        return arrays, _Structure(key, None if arrays else tx)
+            return (), _Structure(_key_by_hand(tx), tx, tuple(tx))
+        arrays, structure = tx.declaration.flatten()
+        return arrays, _Structure(structure, None if arrays else tx)
 
     def unflatten(structure: _Structure, arrays: Any) -> GradientTransformation:
         pair = structure.pair

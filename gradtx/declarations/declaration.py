@@ -246,14 +246,14 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-class _Static:
-    """A static argument in a hashable form, equal if the arguments are equal."""
+class Static:
+    """A value in a hashable form, equal if the values are: arrays must agree in every bit."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Static) or type(self.value) is not type(other.value):
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
             return False
         return _same(self.value, other.value)
 
@@ -262,6 +262,25 @@ class _Static:
             return hash(_described(self.value))
         except TypeError:
             return hash(type(self.value))
+
+
+class Structure(NamedTuple):
+    """A declaration without its arrays, in a hashable form.
+
+    Attributes:
+        builder: the builder.
+        treedef: the tree of its arguments.
+        static: the leaves of this tree, None in place of an array.
+    """
+
+    builder: Builder
+    treedef: Any
+    static: tuple[Static | None, ...]
+
+    @property
+    def arrays(self) -> int:
+        """The number of arrays."""
+        return self.static.count(None)
 
 
 class Declaration:
@@ -278,7 +297,7 @@ class Declaration:
         self,
         builder: Builder,
         arguments: dict[str, Any],
-        flat: tuple[tuple[Any, ...], Any] | None = None,
+        flat: tuple[tuple[Any, ...], Structure] | None = None,
     ) -> None:
         self.builder = builder
         self.arguments = arguments
@@ -288,7 +307,7 @@ class Declaration:
     def name(self) -> str:
         return self.builder.name
 
-    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def flatten(self) -> tuple[tuple[Any, ...], Structure]:
         """The array hyperparameters, and everything else in a hashable form."""
         if self._flat is None:
             arguments = self.arguments
@@ -298,13 +317,13 @@ class Declaration:
             dynamic = [checks.is_array(leaf) and not self.builder.static for leaf in leaves]
             arrays = tuple(leaf for leaf, d in zip(leaves, dynamic, strict=True) if d)
             static = tuple(
-                None if d else _Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
+                None if d else Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
             )
-            self._flat = arrays, (self.builder, treedef, static)
+            self._flat = arrays, Structure(self.builder, treedef, static)
         return self._flat
 
     @staticmethod
-    def unflatten(structure: Any, arrays: Any) -> "Declaration":
+    def unflatten(structure: Structure, arrays: Any) -> "Declaration":
         """The inverse of `flatten`; checks nothing, since JAX may pass placeholders."""
         builder, treedef, static = structure
         arrays = tuple(arrays)
@@ -355,7 +374,10 @@ def _same(a: Any, b: Any) -> bool:
         return True
     if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
         return False
-    return bool(_described(a, None) == _described(b, None))
+    try:
+        return bool(_described(a, None) == _described(b, None))
+    except ValueError:  # of arrays in an object, which have no truth value
+        return False
 
 
 # Larger arrays are hashed by type and shape alone: they may be on a device.

@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from gradtx.programs.interpreter import (
     Uses,
     advance,
+    called,
     equations,
     interpret,
     needed,
@@ -38,13 +39,8 @@ CONVERSIONS = "bitcast_convert_type convert_element_type copy"
 ELEMENTWISE = frozenset(" ".join((ARITHMETIC, BITS, CHOICES, CONVERSIONS)).split())
 """Primitives that treat entries alone and that kernels know, on TPUs and on GPUs."""
 
-CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "stored_step": "program",
-}
-"""Primitives that only call a program, and the parameter that holds it."""
+CALLS = frozenset({"jit", "closed_call", "custom_jvp_call", "stored_step"})
+"""Primitives that only call a program."""
 
 STORED = frozenset({"device_put"})
 """Primitives whose results are stored anyway, so that a kernel may read them."""
@@ -140,7 +136,7 @@ def inlined(
         if not may_join(eqn):
             return False
         near = any(v.aval.shape in shapes for v in (*eqn.invars, *eqn.outvars))
-        return near or any(_slots(_callee(eqn).jaxpr, may_hold_slots))
+        return near or any(_slots(called(eqn).jaxpr, may_hold_slots))
 
     def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
         each = equations(program.jaxpr, is_joined)
@@ -154,7 +150,7 @@ def inlined(
             here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
             return run(eqn.params["branches"][here], values[1:])
         if is_joined(eqn):
-            return run(_callee(eqn), values)
+            return run(called(eqn), values)
         return None
 
     return jax.make_jaxpr(lambda *x: run(closed, x))(*arrays)
@@ -167,14 +163,6 @@ def _slots(jaxpr: Any, enters: Callable[[Any], bool]) -> Iterator[Any]:
             yield eqn.outvars[0]
         elif eqn.primitive is encode_p:
             yield eqn.invars[0]
-        elif eqn.primitive.name == "stored_step" and enters(eqn):
-            yield from _slots(_callee(eqn).jaxpr, enters)  # which `equations` does not see
-
-
-def _callee(eqn: Any) -> ClosedJaxpr:
-    """The program of an equation that only calls one."""
-    program: Any = eqn.params[CALLS[eqn.primitive.name]]
-    return getattr(program, "closed", program)
 
 
 def cuts(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
@@ -37,7 +37,7 @@ from gradtx.leaves.shardings import known_sharding, shardings_are_known
 from gradtx.numerics import half
 from gradtx.numerics.compiler_hints import delay, true_after
 from gradtx.numerics.root import root_p
-from gradtx.programs.interpreter import advance, uses
+from gradtx.programs.interpreter import Program, advance, uses
 from gradtx.programs.opaque import (
     has_triton,
     is_exported,
@@ -167,24 +167,6 @@ def without_kernels(
         return done, marked(new) if any(isinstance(x, Marked) for x in slots) else new
 
     return run
-
-
-class Program:
-    """A traced program that JAX takes for data.
-
-    Since 0.12 it refuses an equation that contains a program with operations that JAX lowers in two
-    steps, such as ``searchsorted``.
-    """
-
-    def __init__(self, closed: ClosedJaxpr) -> None:
-        self.closed = closed
-
-    @classmethod
-    def of(cls, closed: ClosedJaxpr) -> "Program":
-        """A program whose constants are its first arguments."""
-        jaxpr: Any = closed.jaxpr
-        invars = [*jaxpr.constvars, *jaxpr.invars]
-        return cls(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), []))
 
 
 def _as_it_is(*arrays: Array, program: Program, overwritten: Any, shardings: Any) -> list[Any]:

@@ -215,21 +215,29 @@ def sums_in_one_pass(*terms: list[Array]) -> list[Array]:
     [5.0, 5.0]
     """
 
-    def one_reduction(*of_leaf: Array) -> tuple[Array, ...]:
-        def add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
-            return tuple(a + b for a, b in zip(x, y, strict=True))
-
-        zeros = tuple(jnp.zeros([], x.dtype) for x in of_leaf)
-        return tuple(jax.lax.reduce(of_leaf, zeros, add, range(of_leaf[0].ndim)))
-
     def separate_sums(*of_leaf: Array) -> tuple[Array, ...]:
         return tuple(jnp.sum(x) for x in of_leaf)
 
     totals = [jnp.zeros([])] * len(terms)
     for of_leaf in zip(*terms, strict=True):
-        summed = jax.lax.platform_dependent(*of_leaf, cuda=one_reduction, default=separate_sums)
+        summed = jax.lax.platform_dependent(*of_leaf, cuda=_one_reduction, default=separate_sums)
         totals = [a + b for a, b in zip(totals, summed, strict=True)]
     return totals
+
+
+@jax.custom_jvp
+def _one_reduction(*of_leaf: Array) -> tuple[Array, ...]:
+    def add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(a + b for a, b in zip(x, y, strict=True))
+
+    zeros = tuple(jnp.zeros([], x.dtype) for x in of_leaf)
+    return tuple(jax.lax.reduce(of_leaf, zeros, add, range(of_leaf[0].ndim)))
+
+
+@_one_reduction.defjvp
+def _differentiate(primals: Any, tangents: Any) -> Any:
+    # JAX has no derivative of one reduction of several arrays where one of these is constant.
+    return _one_reduction(*primals), tuple(map(jnp.sum, tangents))
 
 
 def _one(after: Array | Step, on: Backends) -> Array:

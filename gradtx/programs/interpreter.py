@@ -115,18 +115,44 @@ def uses(eqns: Iterable[Any]) -> Uses:
     return Uses(computed, read)
 
 
+class Program:
+    """A traced program that JAX takes for data, as a parameter of an equation.
+
+    Since 0.12 it refuses an equation that contains a program with operations that JAX lowers in two
+    steps, such as ``searchsorted``.
+    """
+
+    def __init__(self, closed: ClosedJaxpr) -> None:
+        self.closed = closed
+
+    @classmethod
+    def of(cls, closed: ClosedJaxpr) -> "Program":
+        """A program whose constants are its first arguments."""
+        jaxpr: Any = closed.jaxpr
+        invars = [*jaxpr.constvars, *jaxpr.invars]
+        return cls(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), []))
+
+
+def _programs(eqn: Any) -> Iterator[Any]:
+    """The programs that an equation runs, in whichever form they stand among its parameters."""
+    for value in eqn.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, Program):
+                yield part.closed
+            elif isinstance(part, ClosedJaxpr | Jaxpr):
+                yield part
+
+
 def called(eqn: Any) -> Any:
     """The program (a `ClosedJaxpr`) of an equation that only calls one."""
-    program = next(x for x in eqn.params.values() if isinstance(x, ClosedJaxpr | Jaxpr))
+    program = next(_programs(eqn))
     return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:
     """The jaxprs that an equation runs, such as the branches of a conditional."""
-    for value in eqn.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(part, ClosedJaxpr | Jaxpr):
-                yield part.jaxpr if isinstance(part, ClosedJaxpr) else part
+    for program in _programs(eqn):
+        yield program.jaxpr if isinstance(program, ClosedJaxpr) else program
 
 
 def equations(
@@ -155,10 +181,9 @@ def runs(jaxpr: Any, primitive: Any, enters: Callable[[Any], bool] = lambda eqn:
 
 def constants_in(eqn: Any) -> Iterator[Any]:
     """The arrays that stand in the programs which an equation runs."""
-    for value in eqn.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(part, ClosedJaxpr):
-                yield from part.consts
+    for program in _programs(eqn):
+        if isinstance(program, ClosedJaxpr):
+            yield from program.consts
 
 
 def scan_sizes(eqn: Any) -> tuple[int, int]:

@@ -134,7 +134,8 @@ def transfer(
 
     Raises:
         ValueError: a leaf has no counterpart in the small model, or its role, the axis along which
-            it grew or the rule is not clear. The error names the path, and what to pass.
+            it grew or the rule is not clear. The error names the path, and what to pass. Or a
+            wrapper has a rate or a decay of its own beside hyperparameters of what is inside.
         TypeError: `inner`, or a part of it, is no declared transformation.
 
     The multiplier of weight decay keeps its product with the learning rate, as in `mup`.
@@ -237,8 +238,12 @@ def _optimizer(
 
 def _is_site(tx: GradientTransformation, rule: SizeRule | None) -> bool:
     """Whether a transformation has hyperparameters of its own that differ from leaf to leaf."""
-    has_factors = any(name in _arguments(tx) for name in (*_RATES, *_DECAYS))
-    return has_factors or isinstance(_size(tx, rule), UpdateSize)
+    return bool(_factors(tx)) or isinstance(_size(tx, rule), UpdateSize)
+
+
+def _factors(tx: GradientTransformation) -> list[str]:
+    """The names of its rates and decays that are multiplied."""
+    return [name for name in _multiplied_names(tx) if name in (*_RATES, *_DECAYS)]
 
 
 def _rates(tx: GradientTransformation) -> int:
@@ -326,6 +331,7 @@ def _transferred(
             f"transfer: {tx!r:.80} reads several leaves together, and cannot have other "
             "hyperparameters for some of them"
         )
+    _check_inside(tx)
     declared = _size(tx, rule)
     size = declared if isinstance(declared, UpdateSize) else UpdateSize("sgd")
     # Sorted, as JAX sorts the paths where it takes the declaration apart and puts it together.
@@ -338,6 +344,19 @@ def _transferred(
     return partition(
         groups, functools.partial(_label, {path: labels[key] for path, key in keys.items()})
     )
+
+
+def _check_inside(tx: GradientTransformation) -> None:
+    """Raise ValueError if hyperparameters inside of what is copied for each group would stay."""
+    inside = [child for _, each in tx.children for child in _declared(each)]
+    for child in inside:
+        names = _multiplied_names(child)
+        if names:
+            raise ValueError(
+                f"transfer: {_names([tx])} has {' and '.join(_factors(tx))}, which would be "
+                f"multiplied, and {_names([child])} inside of it has {' and '.join(names)}, which "
+                "would not: put transfer around what is inside, or make a chain of both"
+            )
 
 
 def _label(by_path: Mapping[str, str], path: str, leaf: Any) -> str:
@@ -360,13 +379,15 @@ def _multiples(
         inside = name == "eps" and arguments.get("eps_in_sqrt", False)
         by[name] = said.epsilon ** (2 if inside else eps_power * power)
     by |= {name: leaf.entry**power for name, power in _ADAM_EPSILONS.items()}
-    return tuple(
-        (name, round(x, 12))
-        for name, x in by.items()
-        if arguments.get(name) is not None
-        and arguments[name] is not False
-        and _counts(arguments[name])
-    )
+    return tuple((name, round(by[name], 12)) for name in _multiplied_names(tx))
+
+
+def _multiplied_names(tx: GradientTransformation) -> list[str]:
+    """The names of the hyperparameters that are multiplied."""
+    arguments = _arguments(tx)
+    names = (*_RATES, *_DECAYS, *_EPSILONS, *_ADAM_EPSILONS)
+    values = ((name, arguments.get(name)) for name in names)
+    return [name for name, x in values if x is not None and x is not False and _counts(x)]
 
 
 def _counts(value: Any) -> bool:

@@ -8,8 +8,9 @@ from jax.extend.core import jaxpr_as_fun
 
 import gradtx
 from gradtx.kernels.cutting import cuts, inlined
+from gradtx.programs.interpreter import runs
 from gradtx.storage import Encoded
-from gradtx.storage.marked import marked
+from gradtx.storage.marked import decode_p, encode_p, marked
 
 SHAPE = (512, 4)
 P = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
@@ -153,6 +154,13 @@ def test_a_function_of_an_inner_step_on_stored_slots_is_part_of_its_kernel():
     assert {"decode", "encode"} <= {eqn.primitive.name for eqn in flat.eqns}
     called = [v for eqn in flat.eqns if eqn.primitive.name == "jit" for v in eqn.invars]
     assert SHAPE not in {v.aval.shape for v in called}
+
+
+def test_a_step_on_stored_slots_is_seen_by_whatever_walks_over_a_program():
+    tx = gradtx.store(gradtx.adamw(1e-3), min_size=1)
+    program = jax.make_jaxpr(tx.update)(P, jax.eval_shape(tx.init, P), P)
+    assert "decode" not in {eqn.primitive.name for eqn in program.jaxpr.eqns}
+    assert all(runs(program.jaxpr, coded) for coded in (decode_p, encode_p))
 
 
 @pytest.mark.parametrize(("platform", "want"), [("cpu", 5.0), ("tpu", -1.0)])

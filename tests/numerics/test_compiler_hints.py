@@ -85,3 +85,24 @@ def test_sums_in_one_pass(monkeypatch, chip):
     xs = [jnp.arange(6.0).reshape(2, 3), jnp.ones(4)]
     got = sums_in_one_pass(xs, [2 * x for x in xs])
     np.testing.assert_allclose(got, [19, 38])
+
+
+def test_sums_have_derivatives_where_one_of_them_is_constant(monkeypatch):
+    """In reverse and in forward mode, compiled and mapped over; on a GPU too."""
+    constant = jnp.arange(3.0)
+
+    def total(x):
+        of_x, of_both, of_neither = sums_in_one_pass([x**3], [x * constant], [constant])
+        return of_x + of_both + of_neither
+
+    def derivatives(xs):
+        turned = jax.jacfwd(jax.grad(total))(xs[0])
+        return jax.vmap(jax.grad(total))(xs), jax.vmap(jax.jacfwd(total))(xs), turned
+
+    xs = jnp.arange(6.0).reshape(2, 3)
+    want = 3 * xs**2 + constant, 3 * xs**2 + constant, jnp.diag(6 * xs[0])
+    chips = jax.lax.platform_dependent, lambda *x, cuda, default: cuda(*x)
+    for chosen in chips:
+        monkeypatch.setattr(jax.lax, "platform_dependent", chosen)
+        for got, right in zip(jax.jit(lambda x: derivatives(x))(xs), want, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-6)

@@ -307,6 +307,38 @@ def test_a_rule_reaches_the_optimizer_within_others():
         gradtx.transfer(gradtx.schedule_free(gradtx.sgd(0.1), 0.1), {}, {}, rule="sgd")
 
 
+@gradtx.transformation
+def with_rate(inner, learning_rate: gradtx.checks.LearningRate = 0.1):
+    return gradtx.chain(inner, gradtx.scale_by_learning_rate(learning_rate))
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: with_rate(gradtx.scale_by_adam()), "with_rate has learning_rate.*adam.* has eps"),
+        (
+            lambda: with_rate(gradtx.masked(gradtx.add_decayed_weights(0.1), True)),
+            "with_rate has learning_rate, .*add_decayed_weights inside of it has weight_decay",
+        ),
+        (lambda: gradtx.mechanize(gradtx.adam(1.0)), "mechanize has weight_decay.*learning_rate"),
+    ],
+)
+def test_a_wrapper_with_a_rate_of_its_own_hides_no_hyperparameters(build, says):
+    with pytest.raises(ValueError, match=says):
+        gradtx.transfer(build(), model(16), model(64), rule="adam")
+
+
+@pytest.mark.parametrize("inside", ["trace", "adam"])
+def test_a_wrapper_with_a_rate_of_its_own_around_what_has_none(inside):
+    """A decay of zero is none, and the rate inside is reached."""
+    trace, adam = gradtx.trace(0.9), gradtx.adam(0.1)
+    inner = with_rate(trace, 0.1) if inside == "trace" else gradtx.mechanize(adam, 0.0)
+    tx = gradtx.transfer(inner, model(16), model(64), rule="adam")
+    arguments = [part.declaration.arguments for part in tx.within if part.declaration is not None]
+    rates = {each.get("learning_rate") for each in arguments} - {None}
+    assert {0.1, 0.025} == {rate for rate in rates if isinstance(rate, float)}
+
+
 TRANSFERS = {
     "chain": lambda tx: gradtx.chain(gradtx.clip_by_global_norm(1.0), tx),
     "accumulate": lambda tx: gradtx.accumulate(tx, 1),
