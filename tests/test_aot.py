@@ -463,7 +463,8 @@ for chip, device in aot.available().items():
         p = {n: jax.ShapeDtypeStruct(shape, jnp.float32) for n, shape in shapes.items()}
         s = jax.eval_shape(tx.init, p)
         run = jax.jit(step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
-        compiled = run.lower(p, s, p).compile()
+        with aot.known(device):
+            compiled = run.lower(p, s, p).compile()
         n = sum(x.size for x in p.values())
         kernels = aot.entry_kernels(compiled.as_text())
         print(json.dumps({
@@ -487,7 +488,8 @@ for chip, device in aot.available().items():
             return gradtx.apply_gradients(plan.placed(tx), g, p, s)
         run = jax.jit(step, donate_argnums=(0, 1), out_shardings=(plan.params, plan.state))
         p = jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=place)
-        compiled = run.lower(p, plan.abstract, p).compile()
+        with aot.known(mesh):
+            compiled = run.lower(p, plan.abstract, p).compile()
         kernels, n = aot.entry_kernels(compiled.as_text()), p.size / 4
         print(json.dumps({
             "name": f"{name}, divided",
@@ -550,7 +552,8 @@ if "H100" in aot.available():
         run = jax.jit(
             step, donate_argnums=(0, 1), in_shardings=(*ends, of_leaf), out_shardings=ends
         )
-        hlo = run.lower(p, s, p).compile().as_text()
+        with aot.known(aot.h100()):
+            hlo = run.lower(p, s, p).compile().as_text()
         print(json.dumps([name, hlo.count('custom_call_target="__gpu$xla.gpu.triton"')]))
 """
 

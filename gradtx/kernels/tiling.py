@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from gradtx.kernels import mosaic_gpu
 from gradtx.kernels.cutting import Cut
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import Blocks, blocks_of
@@ -158,6 +159,8 @@ class Window(NamedTuple):
         ends = []
         dimensions = zip(*map(self.kept, (self.starts, self.sizes, shape)), strict=True)
         for axis, (start, size, length) in enumerate(dimensions):
+            if size == tile[axis] and not length % size:
+                continue
             along = jax.lax.broadcasted_iota(jnp.int32, tile, axis)
             if size < tile[axis]:
                 ends.append(along < size)
@@ -270,6 +273,18 @@ def tpu_pieces(shape: tuple[int, ...]) -> Blocks | None:
 def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     """A tile is a block of 32 columns, or 32 blocks along rows."""
     return None if blocks.size > 4096 else _by_block(shape, blocks, 2**13)
+
+
+def mosaic_gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """A tile is a block of 16 columns or more, of which each thread holds at most 64 numbers.
+
+    Blocks along rows do not fit: a thread would hold 128 numbers of a tile of 64 rows.
+    """
+    size, columns = blocks.size, math.prod(shape[blocks.axis + 1 :])
+    if not blocks.fill(shape) or size % mosaic_gpu.ROWS or columns % mosaic_gpu.COLUMNS:
+        return None
+    entries = mosaic_gpu.COLUMNS * power_of_2(size)
+    return None if size > 512 else _by_block(shape, blocks, max(2**12, entries), divided=True)
 
 
 def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
