@@ -3,9 +3,10 @@
 XLA computes the scale of a block before its codes, and stores the slot in between, or computes it
 twice. A Pallas kernel holds whole blocks in fast memory and moves only codes, scales, gradient and
 parameter. Its body is the rule itself, cut out of the program of the step, so nothing is written
-twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, and CPUs as a loop over tiles that
-fit in the cache. If a leaf is divided over devices and the engine knows how, each device runs the
-kernel on its shard, which has whole blocks. A step that does not fit a kernel runs as it is.
+twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton or, where JAX has lost that, through
+Mosaic GPU, and CPUs as a loop over tiles that fit in the cache. If a leaf is divided over devices
+and the engine knows how, each device runs the kernel on its shard, which has whole blocks. A step
+that does not fit a kernel runs as it is.
 """
 
 import functools

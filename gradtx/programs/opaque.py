@@ -90,7 +90,7 @@ TRITON, MOSAIC_GPU = "Triton", "Mosaic GPU"
 def gpu_compiler(capability: float = math.inf) -> str | None:
     """What compiles kernels for GPUs of some compute capability; None where nothing does.
 
-    It is Triton as long as JAX has it: it takes more leaves, and its kernels have run on GPUs.
+    It is Triton as long as JAX has it: it takes more leaves and older GPUs.
     """
     if capability >= 8 and offers_triton():
         return TRITON
