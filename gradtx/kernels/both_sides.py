@@ -148,7 +148,7 @@ _Tile = tuple[tuple[int | None, ...], Callable[..., tuple[Any, ...]]]
 
 
 def _call_triton(
-    function: Function, inputs: Sequence[_Tile], outputs: Sequence[_Tile], **options: Any
+    function: Callable[..., Any], inputs: Sequence[_Tile], outputs: Sequence[_Tile], **options: Any
 ) -> Any:
     """A kernel that applies a function to tiles that Pallas brings in."""
     from jax.experimental import pallas as pl
@@ -169,7 +169,7 @@ def _call_triton(
 
 
 def _call_mosaic_gpu(
-    function: Function, inputs: Sequence[_Tile], outputs: Sequence[_Tile], **options: Any
+    function: Callable[..., Any], inputs: Sequence[_Tile], outputs: Sequence[_Tile], **options: Any
 ) -> Any:
     """The same with tiles that the kernel takes from whole arrays."""
     shapes = [tuple(n for n in sizes if n is not None) for sizes, _ in inputs]

@@ -6,6 +6,7 @@ its program is computed on tiles without these dimensions.
 """
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -33,6 +34,11 @@ CALLS = frozenset({"jit", "closed_call", "custom_jvp_call"})
 REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 
 
+def pallas() -> Any:
+    """Pallas's Mosaic GPU, of which an older JAX has other names or none."""
+    return importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+
+
 def takes(eqns: Iterable[Any]) -> bool:
     """Whether Mosaic GPU can compute equations on tiles."""
     return all(map(_takes, eqns))
@@ -49,9 +55,7 @@ def _takes(eqn: Any) -> bool:
 
 def load(ref: Any, shape: tuple[int, ...]) -> Array:
     """A tile of some shape, without its dimensions of length 1, from a part of an array."""
-    from jax.experimental.pallas import mosaic_gpu
-
-    return laid_out(mosaic_gpu.load(ref, optimized=False), shape)
+    return laid_out(pallas().load(ref, optimized=False), shape)
 
 
 def laid_out(x: Array, shape: tuple[int, ...]) -> Array:
@@ -59,20 +63,16 @@ def laid_out(x: Array, shape: tuple[int, ...]) -> Array:
 
     Mosaic GPU finds out the layout of a row or a column whose shape does not say which it is.
     """
-    from jax.experimental.pallas import mosaic_gpu
-
-    layout: Any = mosaic_gpu.Layout.WGMMA_8BIT
+    layout = pallas().Layout.WGMMA_8BIT
     if x.ndim == 0 or len(shape) != 2:
         return x
-    y: Array = mosaic_gpu.layout_cast(x, layout if x.ndim == 2 else layout.reduce(shape.index(1)))
+    y: Array = pallas().layout_cast(x, layout if x.ndim == 2 else layout.reduce(shape.index(1)))
     return y
 
 
 def store(ref: Any, x: Array) -> None:
     """Write a tile, or a row or column of one, to a part of an array."""
-    from jax.experimental.pallas import mosaic_gpu
-
-    mosaic_gpu.store(ref, x.astype(ref.dtype), optimized=False)
+    pallas().store(ref, x.astype(ref.dtype), optimized=False)
 
 
 def part(ref: Any, starts: Sequence[Any], sizes: Sequence[int | None]) -> Any:
@@ -106,8 +106,6 @@ def call(
 
     The kernel gets whole arrays, so it has no specifications of tiles.
     """
-    from jax.experimental.pallas import mosaic_gpu
-
     sources = {new: old for old, new in input_output_aliases.items()}
     alone = [x for i, x in enumerate(out_shape) if i not in sources]
 
@@ -119,15 +117,17 @@ def call(
             )
             kernel(*inputs, *outputs)
 
-        launch = mosaic_gpu.kernel(
+        launch = pallas().kernel(
             body,
             out_type=alone,
             grid=tuple(grid),
             grid_names=tuple(map(_name, range(len(grid)))),
-            interpret=mosaic_gpu.InterpretGPUParams() if interpret else None,
+            interpret=pallas().InterpretGPUParams() if interpret else None,
             kernel_name=name,
         )
-        refs = [jax.new_ref(x) if i in input_output_aliases else x for i, x in enumerate(arrays)]
+        refs: list[Any] = [
+            jax.new_ref(x) if i in input_output_aliases else x for i, x in enumerate(arrays)
+        ]
         others = iter(launch(*refs))
         return [
             jax.freeze(refs[sources[i]]) if i in sources else next(others)
@@ -157,8 +157,11 @@ def _computed(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
     """The results of an equation, computed from arrays without dimensions of length 1."""
     name, whole = eqn.primitive.name, eqn.outvars[0].aval.shape
     shape = _dropped(whole)
-    pairs = zip(eqn.invars, inputs, strict=True)
-    values = [jnp.asarray(x, v.aval.dtype) if isinstance(v, Literal) else x for v, x in pairs]
+    types = [v.aval.dtype for v in eqn.invars]
+    values = [
+        jnp.asarray(x, dtype) if isinstance(v, Literal) else x
+        for v, dtype, x in zip(eqn.invars, types, inputs, strict=True)
+    ]
     if name in CALLS:
         return interpret(called(eqn), values, _laid_out_results)
     if name == "iota":

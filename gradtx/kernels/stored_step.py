@@ -324,10 +324,8 @@ def _triton() -> Settings:
 
 
 def _mosaic_gpu() -> Settings:
-    from jax.experimental.pallas import mosaic_gpu as pallas
-
     return Settings(
-        pallas.GMEM,
+        mosaic_gpu.pallas().GMEM,
         lambda ref, shape, _: mosaic_gpu.load(ref, shape),
         lambda ref, x, _: mosaic_gpu.store(ref, x),
         mosaic_gpu.call,
