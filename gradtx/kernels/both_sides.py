@@ -81,8 +81,14 @@ written_and_summed_p = opaque("written_and_summed", _plain)
 def fits(slot: Any, *arrays: Any) -> bool:
     """Whether a slot and the arrays beside it can be cut into the tiles of the Pallas kernel."""
     *_, rows, columns = slot.shape
-    narrow = all(x.dtype == jnp.float32 for x in (slot, *arrays))
-    return narrow and 0 not in slot.shape and rows % SIDE == columns % SIDE == 0
+    if any(x.dtype != jnp.float32 for x in (slot, *arrays)) or rows % SIDE or columns % SIDE:
+        return False
+    return 0 not in slot.shape and mosaic_gpu.launches(_grid(slot))
+
+
+def _grid(slot: Any) -> tuple[int, int, int]:
+    *before, rows, columns = slot.shape
+    return math.prod(before), rows // SIDE, columns // SIDE
 
 
 def in_tiles(
@@ -95,7 +101,7 @@ def in_tiles(
 ) -> list[Array]:
     """The results of `written_and_summed`, computed by a Pallas kernel on tiles of the arrays."""
     *_, rows, columns = slot.shape
-    before = math.prod(slot.shape[:-2])
+    before, *_ = grid = _grid(slot)
 
     def seen(x: Array) -> Array:
         """An array with three dimensions: its matrices in one batch, or a single number for all."""
@@ -123,7 +129,7 @@ def in_tiles(
             ((None, None, SIDE), lambda b, i, j: (b, j, i)),
             ((None, None, SIDE), lambda b, i, j: (b, i, j)),
         ],
-        grid=(before, rows // SIDE, columns // SIDE),
+        grid=grid,
         out_shape=[
             jax.ShapeDtypeStruct(shape, slot.dtype)
             for shape in (

@@ -39,6 +39,11 @@ def pallas() -> Any:
     return importlib.import_module("jax.experimental.pallas.mosaic_gpu")
 
 
+def launches(grid: Sequence[int]) -> bool:
+    """Whether a GPU can launch a grid of tiles: CUDA counts all dimensions but one to 65535."""
+    return max(grid[:-1], default=0) < 2**16
+
+
 def takes(eqns: Iterable[Any]) -> bool:
     """Whether Mosaic GPU can compute equations on tiles."""
     return all(map(_takes, eqns))

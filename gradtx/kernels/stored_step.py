@@ -486,6 +486,8 @@ class _PallasTiles(NamedTuple):
         """Compute the blocks of a tile, one after another."""
         cut, tiling = self.tiles.cut, self.tiles.tiling
         leaf = next(v for v in cut.arrays if v.aval.shape == cut.shape)
+        blocks = (tiling.sizes(self.tiles.rows(v)) for v in cut.arrays)
+        shapes = [tuple(n for n in sizes if n is not None) for sizes in blocks]
         begin, end = len(self.numbers), len(self.numbers) + len(cut.arrays)
         scalars: dict[Any, Array] = {}
         for ref, numbers in zip(refs[:begin], self.numbers, strict=True):
@@ -499,8 +501,6 @@ class _PallasTiles(NamedTuple):
                 computed(cut, env, tiling.axis, draws, mask)
                 return [env[v] for v in cut.outputs]
 
-            windows = (self.window(v, b) for v in cut.arrays)
-            shapes = [window.kept(window.sizes) for window in windows]
             if self.settings.drops:
                 results = mosaic_gpu.on_tiles(results, shapes)
             values = [

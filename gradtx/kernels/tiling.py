@@ -208,12 +208,17 @@ class Tiling(NamedTuple):
             for i, (here, there) in enumerate(zip(group, whole, strict=True))
         )
 
+    def sizes(self, r: int) -> tuple[int | None, ...]:
+        """The sizes of a block in a tile; None for a dimension that it does not have."""
+        shape, _ = self.tile(r)
+        return (shape[0], r, *shape[2:])
+
     def window(self, r: int, at: Sequence[Array], number: int = 0) -> Window:
         """The window of a block, by its number in a tile, of the tile at an index of the grid."""
         shape, index = self.tile(r)
         starts = [i * (n or 1) for i, n in zip(index(*at), shape, strict=True)]
         starts[1] += number * r
-        return Window(starts, (shape[0], r, *shape[2:]))
+        return Window(starts, self.sizes(r))
 
 
 ENTRIES = 2**18
@@ -283,8 +288,11 @@ def mosaic_gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     size, columns = blocks.size, math.prod(shape[blocks.axis + 1 :])
     if not blocks.fill(shape) or size % mosaic_gpu.ROWS or columns % mosaic_gpu.COLUMNS:
         return None
-    entries = mosaic_gpu.COLUMNS * power_of_2(size)
-    return None if size > 512 else _by_block(shape, blocks, max(2**12, entries), divided=True)
+    if size > 512:
+        return None
+    entries = max(2**12, mosaic_gpu.COLUMNS * power_of_2(size))
+    tiling = _by_block(shape, blocks, entries, divided=True)
+    return tiling if mosaic_gpu.launches(tiling.grid) else None
 
 
 def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:

@@ -326,6 +326,7 @@ def test_a_kernel_through_mosaic_gpu_writes_the_codes_of_the_plain_path(shape, c
         ((2, 512, 4, 8), "f8_e4m3", True),
         ((320, 48), gradtx.Codec("int8", block=320), True),  # no power of 2
         ((1024, 48), gradtx.Codec("int8", block=1024), False),
+        ((2**16, 64, 16), gradtx.Codec("int8", axis=1), False),  # more tiles than CUDA launches
         ((256, 24), "int8", False),  # no multiple of 16 columns
         ((300, 16), "int8", False),  # two blocks of 150
         ((16, 4096), "int8", False),  # blocks along rows
