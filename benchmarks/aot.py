@@ -7,6 +7,7 @@ XLA's compilers need no chip, only these packages: `pip install gradtx[aot]`, an
 out. The figures are deterministic: they are properties of the program, not of a run.
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -27,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from benchmarks.hlo import ARRAY, most_entries, outside_bytes, type_bytes
 from benchmarks.pairs import Library, Pair, chosen, libraries
@@ -113,6 +114,13 @@ def available() -> dict[str, Any]:
     return found
 
 
+def known(place: Any) -> contextlib.AbstractContextManager[Any]:
+    """Where programs are lowered for a chip or a mesh: JAX 0.12 has kernels for known GPUs."""
+    is_mesh = isinstance(place, Mesh)
+    mesh = place if is_mesh else Mesh([place], ("x",), axis_types=(AxisType.Auto,))
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
 class Cost(NamedTuple):
     """What one step costs.
 
@@ -140,7 +148,8 @@ def cost(library: Library, shapes: Shapes, device: Any) -> Cost:
     params = jax.eval_shape(zeros)
     state = jax.eval_shape(library.tx.init, params)
     step = jax.jit(library.step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
-    compiled = step.lower(params, state, params).compile()
+    with known(device):
+        compiled = step.lower(params, state, params).compile()
 
     kernels = entry_kernels(compiled.as_text() or "")
     # XLA counts the bytes for a TPU but not for a GPU.

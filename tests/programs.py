@@ -41,7 +41,7 @@ def temporary_bytes(compiled):
 
 @contextlib.contextmanager
 def an_h100():
-    """As where an H100 is: since JAX 0.12 Triton's kernels are lowered for a known GPU alone."""
+    """As where an H100 is: since JAX 0.12 kernels are lowered for a known GPU alone."""
     if jax.__version_info__ < (0, 12):
         yield
         return
@@ -52,9 +52,23 @@ def an_h100():
         yield
 
 
-def without_triton(monkeypatch):
-    """As with a JAX whose Pallas has lost its Triton backend."""
+def without(monkeypatch, *backends):
+    """As with a JAX whose Pallas has lost some backends, by their modules' names."""
     from jax.experimental import pallas
 
-    monkeypatch.delattr(pallas, "triton", raising=False)
-    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
+    for name in backends:
+        monkeypatch.delattr(pallas, name, raising=False)
+        monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{name}", None)
+
+
+GPU_KERNELS = {
+    "Triton": "custom_call @__gpu$xla.gpu.triton",
+    "Mosaic GPU": "custom_call @mosaic_gpu_v2",
+}
+"""What a lowered program has for each kernel, by its compiler."""
+
+
+def gpu_kernels(lowered):
+    """How many kernels of each compiler a program for GPUs has, where it has any."""
+    text = lowered.as_text()
+    return {name: n for name, call in GPU_KERNELS.items() if (n := text.count(call))}

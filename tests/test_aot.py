@@ -4,12 +4,14 @@ import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from benchmarks.pairs import PAIRS
+from gradtx.programs.opaque import offers_mosaic_gpu
 
 ROOT = pathlib.Path(__file__).parent.parent
 LEAF = 4 * 128 * 2**20  # bytes
@@ -463,7 +465,8 @@ for chip, device in aot.available().items():
         p = {n: jax.ShapeDtypeStruct(shape, jnp.float32) for n, shape in shapes.items()}
         s = jax.eval_shape(tx.init, p)
         run = jax.jit(step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
-        compiled = run.lower(p, s, p).compile()
+        with aot.known(device):
+            compiled = run.lower(p, s, p).compile()
         n = sum(x.size for x in p.values())
         kernels = aot.entry_kernels(compiled.as_text())
         print(json.dumps({
@@ -487,7 +490,8 @@ for chip, device in aot.available().items():
             return gradtx.apply_gradients(plan.placed(tx), g, p, s)
         run = jax.jit(step, donate_argnums=(0, 1), out_shardings=(plan.params, plan.state))
         p = jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=place)
-        compiled = run.lower(p, plan.abstract, p).compile()
+        with aot.known(mesh):
+            compiled = run.lower(p, plan.abstract, p).compile()
         kernels, n = aot.entry_kernels(compiled.as_text()), p.size / 4
         print(json.dumps({
             "name": f"{name}, divided",
@@ -550,7 +554,8 @@ if "H100" in aot.available():
         run = jax.jit(
             step, donate_argnums=(0, 1), in_shardings=(*ends, of_leaf), out_shardings=ends
         )
-        hlo = run.lower(p, s, p).compile().as_text()
+        with aot.known(aot.h100()):
+            hlo = run.lower(p, s, p).compile().as_text()
         print(json.dumps([name, hlo.count('custom_call_target="__gpu$xla.gpu.triton"')]))
 """
 
@@ -562,6 +567,61 @@ def test_which_leaves_a_gpu_sums_both_ways_in_a_kernel():
         pytest.skip("no compiler for H100: see CONTRIBUTING.md")
     kernels = dict(printed(BOTH_SIDES))
     assert kernels == {"alone": 1, "bfloat16": 0, "clipped": 0, "divided": 0}
+
+
+THROUGH_MOSAIC_GPU = """
+import json
+from benchmarks import aot, hlo
+import jax, jax.numpy as jnp, gradtx
+from gradtx.kernels import both_sides, stored_step
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+for module in (both_sides, stored_step):
+    module.gpu_compiler = lambda capability: "Mosaic GPU"
+random = gradtx.Codec("int8", rounding="stochastic")
+adamw, four = gradtx.adamw(1e-3), aot.h100s(4)
+mesh = Mesh([four[:2], four[2:]], ("a", "b"))
+alone = aot.SingleDeviceSharding(aot.h100())
+divided = NamedSharding(mesh, PartitionSpec("a", "b"))
+for name, tx, place in (
+    ("int8", gradtx.store(adamw), alone),
+    ("f8_e4m3", gradtx.store(adamw, "f8_e4m3"), alone),
+    ("random", gradtx.store(adamw, random), alone),
+    ("came", gradtx.came(1e-3), alone),
+    ("divided", gradtx.store(adamw), divided),
+):
+    p = jax.ShapeDtypeStruct((16384, 8192), jnp.float32, sharding=place)
+    plan = gradtx.state_sharding(tx, p, place) if place is divided else None
+    state = plan.abstract if plan else jax.eval_shape(tx.init, p)
+    def step(p, s, g):
+        return gradtx.apply_gradients(plan.placed(tx) if plan else tx, g, p, s)
+    ends = (plan.params, plan.state) if plan else alone
+    run = jax.jit(step, donate_argnums=(0, 1), out_shardings=ends)
+    with aot.known(mesh if plan else aot.h100()):
+        compiled = run.lower(p, state, p).compile()
+    text, n = compiled.as_text(), p.size / (4 if plan else 1)
+    print(json.dumps({
+        "name": name,
+        "moved": sum(k.moved for k in aot.entry_kernels(text)) / n,
+        "stored": compiled.memory_analysis().temp_size_in_bytes / n,
+        "kernels": text.count('custom_call_target="mosaic_gpu_v2"'),
+        "messages": len(hlo.collectives(text)),
+    }))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not offers_mosaic_gpu(), reason="JAX before 0.12")
+def test_steps_through_mosaic_gpu_move_the_same_bytes():
+    """Each kernel is compiled to the end, by NVIDIA's assembler."""
+    if "H100" not in chips() or shutil.which("ptxas") is None:
+        pytest.skip("no compiler for H100: see CONTRIBUTING.md")
+    least = {"int8": 16.07, "f8_e4m3": 16.13, "random": 16.07, "came": 32.33, "divided": 16.07}
+    for found in printed(THROUGH_MOSAIC_GPU):
+        name = found["name"]
+        assert found["moved"] <= least[name], found
+        assert found["stored"] < (0.13 if name == "came" else 0.01), found
+        assert (found["kernels"], found["messages"]) == (1, 0), found
 
 
 SLICED = """

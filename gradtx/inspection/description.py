@@ -21,9 +21,10 @@ from gradtx.core.traits import Scope
 from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
+from gradtx.kernels.stored_step import Kernels
 from gradtx.leaves.paths import path_string, with_paths
 from gradtx.leaves.shardings import lacks_a_mesh
-from gradtx.programs.opaque import offers_triton
+from gradtx.programs.opaque import gpu_compiler
 from gradtx.storage import FORMATS, is_encoded
 from gradtx.storage.format import NEAREST
 from gradtx.types import Params, PyTree, State
@@ -255,7 +256,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         kept_whole=_kept_whole(state),
         advice="; ".join(filter(None, advice)) or None,
         loss_numbers=_loss_numbers(tx) if not reduced_axes(tx) else 0,
-        gpu_kernels=_gpu_kernels(state),
+        gpu_kernels=_gpu_kernels(tx, state),
     )
 
 
@@ -277,10 +278,15 @@ def _advice_on_estimates(tx: GradientTransformation) -> str | None:
     )
 
 
-def _gpu_kernels(state: State) -> str | None:
+def _gpu_kernels(tx: GradientTransformation, state: State) -> str | None:
+    """What compiles the kernels of a step on stored slots for GPUs, or why there are none."""
     if not any(map(is_encoded, jax.tree.leaves(state, is_leaf=is_encoded))):
         return None
-    return "Triton" if offers_triton() else "none, since this JAX has no Triton: a program of XLA's"
+    stores = [part.facet(Kernels) for part in with_extra_args_support(tx).saying(Kernels)]
+    if stores and not any(each is not None and each.on for each in stores):
+        return "none, with kernel=False: a program of XLA's"
+    without = "none, since this JAX has neither Triton nor Mosaic GPU: a program of XLA's"
+    return gpu_compiler() or without
 
 
 def _transforms_matrices(tx: GradientTransformation) -> bool:

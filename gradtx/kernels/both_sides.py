@@ -6,22 +6,25 @@ and XLA adds up the sums of tiles. Other platforms and older GPUs, several devic
 ``shard_map``, exported programs, and matrices that do not fit the kernel are left to XLA.
 """
 
-import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
+from gradtx.kernels import mosaic_gpu
 from gradtx.numerics.compiler_hints import recompute
 from gradtx.programs.opaque import (
-    has_triton,
+    MOSAIC_GPU,
+    TRITON,
+    capability_here,
+    gpu_compiler,
     is_exported,
     is_on_one_device,
     opaque,
-    through_triton,
+    through,
 )
 from gradtx.types import Array
 
@@ -78,8 +81,14 @@ written_and_summed_p = opaque("written_and_summed", _plain)
 def fits(slot: Any, *arrays: Any) -> bool:
     """Whether a slot and the arrays beside it can be cut into the tiles of the Pallas kernel."""
     *_, rows, columns = slot.shape
-    narrow = all(x.dtype == jnp.float32 for x in (slot, *arrays))
-    return narrow and 0 not in slot.shape and rows % SIDE == columns % SIDE == 0
+    if any(x.dtype != jnp.float32 for x in (slot, *arrays)) or rows % SIDE or columns % SIDE:
+        return False
+    return 0 not in slot.shape and mosaic_gpu.launches(_grid(slot))
+
+
+def _grid(slot: Any) -> tuple[int, int, int]:
+    *before, rows, columns = slot.shape
+    return math.prod(before), rows // SIDE, columns // SIDE
 
 
 def in_tiles(
@@ -87,14 +96,12 @@ def in_tiles(
     *arrays: Array,
     make: Function,
     terms: Function,
+    compiler: str = TRITON,
     interpret: bool = False,
 ) -> list[Array]:
     """The results of `written_and_summed`, computed by a Pallas kernel on tiles of the arrays."""
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
-
     *_, rows, columns = slot.shape
-    before = math.prod(slot.shape[:-2])
+    before, *_ = grid = _grid(slot)
 
     def seen(x: Array) -> Array:
         """An array with three dimensions: its matrices in one batch, or a single number for all."""
@@ -102,28 +109,27 @@ def in_tiles(
             return x.reshape(1, 1, 1)
         return x.reshape(-1, *x.shape[-2:])
 
-    def tile(x: Array) -> Any:
+    def tile(x: Array) -> _Tile:
         many, height, width = (n > 1 for n in x.shape)
         size = SIDE if height else 1, SIDE if width else 1
-        return pl.BlockSpec((None, *size), lambda b, i, j: (b * many, i * height, j * width))
+        return (None, *size), lambda b, i, j: (b * many, i * height, j * width)
 
-    def body(*refs: Any) -> None:
-        old, *beside = (ref[...] for ref in refs[:-3])
+    def new_and_sums(old: Array, *beside: Array) -> tuple[Array, Array, Array]:
         new = make(old, *beside)
         square = terms(new, *beside)
-        for ref, x in zip(refs[-3:], (new, jnp.sum(square, 1), jnp.sum(square, 0)), strict=True):
-            ref[...] = x
+        return new, jnp.sum(square, 1), jnp.sum(square, 0)
 
     operands = [seen(x) for x in (slot, *arrays)]
-    new, by_row, by_column = pl.pallas_call(
-        body,
-        grid=(before, rows // SIDE, columns // SIDE),
-        in_specs=list(map(tile, operands)),
-        out_specs=[
+    call = _call_mosaic_gpu if compiler == MOSAIC_GPU else _call_triton
+    new, by_row, by_column = call(
+        new_and_sums,
+        list(map(tile, operands)),
+        [
             tile(operands[0]),
-            pl.BlockSpec((None, None, SIDE), lambda b, i, j: (b, j, i)),
-            pl.BlockSpec((None, None, SIDE), lambda b, i, j: (b, i, j)),
+            ((None, None, SIDE), lambda b, i, j: (b, j, i)),
+            ((None, None, SIDE), lambda b, i, j: (b, i, j)),
         ],
+        grid=grid,
         out_shape=[
             jax.ShapeDtypeStruct(shape, slot.dtype)
             for shape in (
@@ -133,7 +139,6 @@ def in_tiles(
             )
         ],
         input_output_aliases={0: 0},
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="written_and_summed",
     )(*operands)
@@ -142,6 +147,53 @@ def in_tiles(
         jnp.sum(by_row, 1).reshape(slot.shape[:-1]),
         jnp.sum(by_column, 1).reshape(*slot.shape[:-2], columns),
     ]
+
+
+_Tile = tuple[tuple[int | None, ...], Callable[..., tuple[Any, ...]]]
+"""A tile's sizes, None for a dimension that it does not have, and where it lies on the grid."""
+
+
+def _call_triton(
+    function: Callable[..., Any], inputs: Sequence[_Tile], outputs: Sequence[_Tile], **options: Any
+) -> Any:
+    """A kernel that applies a function to tiles that Pallas brings in."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    def body(*refs: Any) -> None:
+        results = function(*(ref[...] for ref in refs[: len(inputs)]))
+        for ref, x in zip(refs[len(inputs) :], results, strict=True):
+            ref[...] = x
+
+    return pl.pallas_call(
+        body,
+        in_specs=[pl.BlockSpec(*tile) for tile in inputs],
+        out_specs=[pl.BlockSpec(*tile) for tile in outputs],
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        **options,
+    )
+
+
+def _call_mosaic_gpu(
+    function: Callable[..., Any], inputs: Sequence[_Tile], outputs: Sequence[_Tile], **options: Any
+) -> Any:
+    """The same with tiles that the kernel takes from whole arrays."""
+    shapes = [tuple(n for n in sizes if n is not None) for sizes, _ in inputs]
+
+    def part(ref: Any, tile: _Tile) -> Any:
+        sizes, index = tile
+        places = index(*map(mosaic_gpu.place, range(3)))
+        starts = [i * (n or 1) for i, n in zip(places, sizes, strict=True)]
+        return mosaic_gpu.part(ref, starts, sizes)
+
+    def body(*refs: Any) -> None:
+        tiles = list(map(part, refs, (*inputs, *outputs)))
+        values = map(mosaic_gpu.load, tiles[: len(inputs)], shapes)
+        results = mosaic_gpu.on_tiles(function, shapes)(*values)
+        for ref, x in zip(tiles[len(inputs) :], results, strict=True):
+            mosaic_gpu.store(ref, x)
+
+    return mosaic_gpu.call(body, **options)
 
 
 STORED = "convolution custom_call dot_general optimization_barrier scatter transpose while"
@@ -163,12 +215,14 @@ def _lowered(ctx: Any, *values: Any, **static: Any) -> Any:
     whole = [x for x, kind in zip(values[2:], kinds, strict=True) if kind.size == kinds[0].size]
     on_gpu = tuple(ctx.module_context.platforms) == ("cuda",) and not is_exported(ctx)
     kernel = on_gpu and is_on_one_device(ctx) and fits(*kinds) and all(map(_is_stored, whole))
-    kernel = kernel and has_triton()
+    compiler = gpu_compiler(capability_here()) if kernel else None
 
     def run(*arrays: Array) -> list[Array]:
-        return in_tiles(*arrays[2:], **static) if kernel else _plain(*arrays, **static)
+        if compiler is None:
+            return _plain(*arrays, **static)
+        return in_tiles(*arrays[2:], compiler=compiler, **static)
 
-    with through_triton() if kernel else contextlib.nullcontext():
+    with through(compiler):
         return mlir.lower_fun(run, multiple_results=True)(ctx, *values)
 
 

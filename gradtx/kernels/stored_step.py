@@ -3,12 +3,12 @@
 XLA computes the scale of a block before its codes, and stores the slot in between, or computes it
 twice. A Pallas kernel holds whole blocks in fast memory and moves only codes, scales, gradient and
 parameter. Its body is the rule itself, cut out of the program of the step, so nothing is written
-twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, and CPUs as a loop over tiles that
-fit in the cache. If a leaf is divided over devices and the engine knows how, each device runs the
-kernel on its shard, which has whole blocks. A step that does not fit a kernel runs as it is.
+twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton or, where JAX has lost that, through
+Mosaic GPU, and CPUs as a loop over tiles that fit in the cache. If a leaf is divided over devices
+and the engine knows how, each device runs the kernel on its shard, which has whole blocks. A step
+that does not fit a kernel runs as it is.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,6 +20,8 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
+from gradtx.core.traits import not_handed_on
+from gradtx.kernels import mosaic_gpu
 from gradtx.kernels.cutting import Cut, cuts, inlined, run_with_kernels
 from gradtx.kernels.tiling import (
     Shard,
@@ -27,6 +29,7 @@ from gradtx.kernels.tiling import (
     Window,
     cpu_tiling,
     gpu_tiling,
+    mosaic_gpu_tiling,
     power_of_2,
     tpu_pieces,
     tpu_tiling,
@@ -39,11 +42,14 @@ from gradtx.numerics.compiler_hints import delay, true_after
 from gradtx.numerics.root import root_p
 from gradtx.programs.interpreter import Program, advance, uses
 from gradtx.programs.opaque import (
-    has_triton,
+    MOSAIC_GPU,
+    TRITON,
+    capability_here,
+    gpu_compiler,
     is_exported,
     is_on_one_device,
     opaque,
-    through_triton,
+    through,
 )
 from gradtx.programs.tracing import is_tracer
 from gradtx.storage.draws import Draws
@@ -169,6 +175,17 @@ def without_kernels(
     return run
 
 
+@not_handed_on
+class Kernels(NamedTuple):
+    """Compiled steps on stored slots are kernels, where possible.
+
+    Attributes:
+        on: whether they are.
+    """
+
+    on: bool
+
+
 def _as_it_is(*arrays: Array, program: Program, overwritten: Any, shardings: Any) -> list[Any]:
     return list(jaxpr_as_fun(program.closed)(*arrays))
 
@@ -189,6 +206,7 @@ class Backend(NamedTuple):
             those that XLA computes in one kernel.
         settings: of its compiler; None for a loop of XLA's over tiles.
         fills: whether tiles have powers of 2 as sizes, and entries beyond an array are masked.
+        takes: whether its compiler can compute some equations on a tile.
         halves: whether its compiler supports float16. If not, kernels read and write the bits of
             scales, of which XLA makes a copy.
     """
@@ -199,11 +217,14 @@ class Backend(NamedTuple):
     pieces: Callable[[tuple[int, ...]], Blocks | None]
     settings: Callable[[], "Settings"] | None
     fills: bool = False
+    takes: Callable[[Sequence[Any]], bool] = lambda _: True
     halves: bool = True
 
     def fits(self, cut: Cut, shard: Shard | None) -> bool:
         """Whether there is a kernel for a device's shard of a leaf."""
         if shard is None or not self.codecs.issuperset(codec.name for codec in cut.codecs):
+            return False
+        if not self.takes(cut.eqns):
             return False
         if not self.halves and _has_halves(cut):
             return False
@@ -214,9 +235,9 @@ class Backend(NamedTuple):
         tiling = self.tiling(shard.shape, shard.blocks)
         return tiling is not None and (not cut.drawn or tiling.evenly(shard))
 
-    def filled(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    def filled(self, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
         """The sizes of a tile: `sizes`, or on a platform that needs them the next powers of 2."""
-        return tuple(map(power_of_2, sizes)) if self.fills else sizes
+        return tuple(n and power_of_2(n) for n in sizes) if self.fills else sizes
 
 
 def _has_halves(cut: Cut) -> bool:
@@ -228,19 +249,25 @@ def _has_halves(cut: Cut) -> bool:
 
 
 class Settings(NamedTuple):
-    """How kernels reach memory, and how they are compiled.
+    """How kernels reach memory, and how they are launched and compiled.
 
     Attributes:
         memory: where they read numbers from.
-        load: ``(reference, mask) -> array``.
+        load: ``(reference, shape, mask) -> array``.
         store: ``(reference, array, mask)``.
-        options: for the compiler.
+        call: Pallas's ``pallas_call``, or a function like it.
+        place: ``i -> index`` of the present tile along a dimension of the grid.
+        whole: whether they get whole arrays, not tiles that Pallas has brought in.
+        drops: whether the tiles that they load lack dimensions of length 1.
     """
 
     memory: Any
-    load: Callable[[Any, Array | None], Array]
+    load: Callable[[Any, tuple[int, ...], Array | None], Array]
     store: Callable[[Any, Array, Array | None], None]
-    options: dict[str, Any]
+    call: Callable[..., Callable[..., Sequence[Array]]]
+    place: Callable[[int], Array]
+    whole: bool = False
+    drops: bool = False
 
 
 def _mosaic() -> Settings:
@@ -248,16 +275,17 @@ def _mosaic() -> Settings:
 
     Mosaic loads no float16 ("Invalid vector type for load") and converts to none.
     """
+    from jax.experimental import pallas
     from jax.experimental.pallas import tpu
 
-    def load(ref: Any, _: Array | None) -> Array:
+    def load(ref: Any, *_: Any) -> Array:
         x = ref[...]
         return half.from_bits(x.astype(jnp.int32)) if x.dtype == jnp.uint16 else x
 
     def store(ref: Any, x: Array, _: Array | None) -> None:
         ref[...] = (half.to_bits(x) if ref.dtype == jnp.uint16 else x).astype(ref.dtype)
 
-    return Settings(tpu.SMEM, load, store, {})
+    return Settings(tpu.SMEM, load, store, pallas.pallas_call, pallas.program_id)
 
 
 def _triton() -> Settings:
@@ -266,9 +294,26 @@ def _triton() -> Settings:
 
     return Settings(
         pallas.ANY,
-        lambda ref, mask: triton.load(ref, mask=mask),
+        lambda ref, _, mask: triton.load(ref, mask=mask),
         lambda ref, x, mask: triton.store(ref, x.astype(ref.dtype), mask=mask),
-        {"compiler_params": triton.CompilerParams(num_warps=8, num_stages=1)},
+        functools.partial(
+            pallas.pallas_call,
+            compiler_params=triton.CompilerParams(num_warps=8, num_stages=1),
+        ),
+        pallas.program_id,
+        whole=True,
+    )
+
+
+def _mosaic_gpu() -> Settings:
+    return Settings(
+        mosaic_gpu.pallas().GMEM,
+        lambda ref, shape, _: mosaic_gpu.load(ref, shape),
+        lambda ref, x, _: mosaic_gpu.store(ref, x),
+        mosaic_gpu.call,
+        mosaic_gpu.place,
+        whole=True,
+        drops=True,
     )
 
 
@@ -277,7 +322,14 @@ FOURS = frozenset({"int4", "int4_companded", "int4_dithered"})
 TPU_CODECS = FLOATS | FOURS | {"int8", "int8_companded", "bf16"}
 TPU = Backend("tpu", TPU_CODECS, tpu_tiling, tpu_pieces, _mosaic, halves=False)
 GPU_CODECS = TPU_CODECS | {"f16"}
-GPU = Backend("cuda", GPU_CODECS, gpu_tiling, lambda _: None, _triton, fills=True)
+BYTES = frozenset({"int8", "f8_e4m3", "f8_e5m2"})
+GPUS = {
+    TRITON: Backend("cuda", GPU_CODECS, gpu_tiling, lambda _: None, _triton, fills=True),
+    MOSAIC_GPU: Backend(
+        "cuda", BYTES, mosaic_gpu_tiling, lambda _: None, _mosaic_gpu, takes=mosaic_gpu.takes
+    ),
+}
+"""Of GPUs, by what compiles their kernels."""
 CPU = Backend("cpu", GPU_CODECS, cpu_tiling, lambda _: None, None)
 
 
@@ -378,19 +430,18 @@ class _PallasTiles(NamedTuple):
     numbers: list[_Numbers]
 
     def spec(self, v: Any) -> Any:
-        """The tile of an array that Pallas brings in; all of it where tiles are filled up."""
+        """The tile of an array that Pallas brings in, or all of it."""
         from jax.experimental import pallas as pl
 
         tiles = self.tiles
-        is_whole = tiles.backend.fills
-        return pl.BlockSpec() if is_whole else pl.BlockSpec(*tiles.tiling.tile(tiles.rows(v)))
+        if self.settings.whole:
+            return pl.BlockSpec()
+        return pl.BlockSpec(*tiles.tiling.tile(tiles.rows(v)))
 
     def window(self, v: Any, b: int) -> Window:
         """Block `b` of the present tile of an array."""
-        from jax.experimental import pallas as pl
-
         tiling = self.tiles.tiling
-        at = [pl.program_id(i) for i in range(len(tiling.grid))]
+        at = [self.settings.place(i) for i in range(len(tiling.grid))]
         return tiling.window(self.tiles.rows(v), at, b)
 
     def mask(self, v: Any, b: int) -> Array | None:
@@ -404,28 +455,42 @@ class _PallasTiles(NamedTuple):
         from jax.experimental import pallas as pl
 
         tiling, rows = self.tiles.tiling, self.tiles.rows(v)
-        if not self.tiles.backend.fills:
+        if not self.settings.whole:
             rows_of_block = (*[slice(None)] * tiling.axis, pl.ds(b * rows, rows))
             return ref if tiling.blocks == 1 else ref.at[rows_of_block]
-        spans = zip(*self.window(v, b), strict=True)
-        return ref.at[tuple(i if n is None else pl.ds(i, power_of_2(n)) for i, n in spans)]
+        window = self.window(v, b)
+        if self.settings.drops:
+            return mosaic_gpu.part(ref, *window)
+        spans = zip(window.starts, self.tiles.backend.filled(window.sizes), strict=True)
+        return ref.at[tuple(i if n is None else pl.ds(i, n) for i, n in spans)]
 
     def kernel(self, *refs: Any) -> None:
         """Compute the blocks of a tile, one after another."""
         cut, tiling = self.tiles.cut, self.tiles.tiling
         leaf = next(v for v in cut.arrays if v.aval.shape == cut.shape)
+        blocks = (tiling.sizes(self.tiles.rows(v)) for v in cut.arrays)
+        shapes = [tuple(n for n in sizes if n is not None) for sizes in blocks]
         begin, end = len(self.numbers), len(self.numbers) + len(cut.arrays)
         scalars: dict[Any, Array] = {}
         for ref, numbers in zip(refs[:begin], self.numbers, strict=True):
             scalars |= numbers.read(ref)
         for b in range(tiling.blocks):
-            env = dict(scalars)
-            for ref, v in zip(refs[begin:end], cut.arrays, strict=True):
-                env[v] = self.settings.load(self.block(ref, v, b), self.mask(v, b))
             draws = self.tiles.draws(self.window(leaf, b), scalars)
-            computed(cut, env, tiling.axis, draws, self.mask(leaf, b))
-            for ref, v in zip(refs[end:], cut.outputs, strict=True):
-                self.settings.store(self.block(ref, v, b), env[v], self.mask(v, b))
+            mask = self.mask(leaf, b)
+
+            def results(*values: Array, draws: Any = draws, mask: Any = mask) -> list[Array]:
+                env = scalars | dict(zip(cut.arrays, values, strict=True))
+                computed(cut, env, tiling.axis, draws, mask)
+                return [env[v] for v in cut.outputs]
+
+            if self.settings.drops:
+                results = mosaic_gpu.on_tiles(results, shapes)
+            values = [
+                self.settings.load(self.block(ref, v, b), shape, self.mask(v, b))
+                for ref, v, shape in zip(refs[begin:end], cut.arrays, shapes, strict=True)
+            ]
+            for ref, v, x in zip(refs[end:], cut.outputs, results(*values), strict=True):
+                self.settings.store(self.block(ref, v, b), x, self.mask(v, b))
 
 
 def _launched(
@@ -447,7 +512,7 @@ def _launched(
         jax.lax.bitcast_convert_type(x, passed_type(v)).reshape(tiles.seen(v))
         for x, v in zip(inputs[len(cut.scalars) :], cut.arrays, strict=True)
     ]
-    results = pl.pallas_call(
+    results = settings.call(
         pallas_tiles.kernel,
         grid=tiles.tiling.grid,
         in_specs=[
@@ -459,7 +524,6 @@ def _launched(
         input_output_aliases={len(numbers) + k: i for i, k in cut.overwrites.items()},
         interpret=interpret,
         name="stored_step",
-        **settings.options,
     )(*(packed.array for packed in numbers), *arrays)
     return [
         jax.lax.bitcast_convert_type(shard.formed(x), v.aval.dtype)
@@ -585,16 +649,20 @@ def computed(
 
 
 def _lowered(backend: Backend, ctx: Any, *arrays: Any, **static: Any) -> Any:
-    run: Callable[..., Any] = functools.partial(
-        with_kernels, backend=backend, divided=not is_on_one_device(ctx)
-    )
-    if backend is GPU and (is_exported(ctx) or not has_triton()):
-        run = _as_it_is
-    with through_triton() if backend is GPU else contextlib.nullcontext():
-        return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
+    run = functools.partial(with_kernels, backend=backend, divided=not is_on_one_device(ctx))
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
 
 
-for _backend in (TPU, GPU, CPU):
+def _lowered_for_gpus(ctx: Any, *arrays: Any, **static: Any) -> Any:
+    compiler = None if is_exported(ctx) else gpu_compiler(capability_here())
+    if compiler is None:
+        return mlir.lower_fun(_as_it_is, multiple_results=True)(ctx, *arrays, **static)
+    with through(compiler):
+        return _lowered(GPUS[compiler], ctx, *arrays, **static)
+
+
+for _backend in (TPU, CPU):
     mlir.register_lowering(
         program_p, functools.partial(_lowered, _backend), platform=_backend.platform
     )
+mlir.register_lowering(program_p, _lowered_for_gpus, platform="cuda")

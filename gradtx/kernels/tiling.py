@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from gradtx.kernels import mosaic_gpu
 from gradtx.kernels.cutting import Cut
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import Blocks, blocks_of
@@ -158,6 +159,8 @@ class Window(NamedTuple):
         ends = []
         dimensions = zip(*map(self.kept, (self.starts, self.sizes, shape)), strict=True)
         for axis, (start, size, length) in enumerate(dimensions):
+            if size == tile[axis] and not length % size:
+                continue
             along = jax.lax.broadcasted_iota(jnp.int32, tile, axis)
             if size < tile[axis]:
                 ends.append(along < size)
@@ -205,12 +208,17 @@ class Tiling(NamedTuple):
             for i, (here, there) in enumerate(zip(group, whole, strict=True))
         )
 
+    def sizes(self, r: int) -> tuple[int | None, ...]:
+        """The sizes of a block in a tile; None for a dimension that it does not have."""
+        shape, _ = self.tile(r)
+        return (shape[0], r, *shape[2:])
+
     def window(self, r: int, at: Sequence[Array], number: int = 0) -> Window:
         """The window of a block, by its number in a tile, of the tile at an index of the grid."""
         shape, index = self.tile(r)
         starts = [i * (n or 1) for i, n in zip(index(*at), shape, strict=True)]
         starts[1] += number * r
-        return Window(starts, (shape[0], r, *shape[2:]))
+        return Window(starts, self.sizes(r))
 
 
 ENTRIES = 2**18
@@ -270,6 +278,21 @@ def tpu_pieces(shape: tuple[int, ...]) -> Blocks | None:
 def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     """A tile is a block of 32 columns, or 32 blocks along rows."""
     return None if blocks.size > 4096 else _by_block(shape, blocks, 2**13)
+
+
+def mosaic_gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """A tile is a block of 16 columns or more, of which each thread holds at most 64 numbers.
+
+    Blocks along rows do not fit: a thread would hold 128 numbers of a tile of 64 rows.
+    """
+    size, columns = blocks.size, math.prod(shape[blocks.axis + 1 :])
+    if not blocks.fill(shape) or size % mosaic_gpu.ROWS or columns % mosaic_gpu.COLUMNS:
+        return None
+    if size > 512:
+        return None
+    entries = max(2**12, mosaic_gpu.COLUMNS * power_of_2(size))
+    tiling = _by_block(shape, blocks, entries, divided=True)
+    return tiling if mosaic_gpu.launches(tiling.grid) else None
 
 
 def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,35 +62,57 @@ def is_on_one_device(ctx: Any) -> bool:
 
 
 def is_exported(ctx: Any) -> bool:
-    """Whether a program is lowered to be saved: JAX does not save Triton's kernels."""
+    """Whether a program is lowered to be saved: JAX does not save kernels for GPUs."""
     return bool(ctx.module_context.lowering_parameters.for_export)
 
 
 def offers_triton() -> bool:
     """Whether this JAX compiles Pallas's kernels for GPUs through Triton: later ones will not."""
+    return _can_import("jax.experimental.pallas.triton")
+
+
+def offers_mosaic_gpu() -> bool:
+    """Whether this JAX compiles them through Mosaic GPU, which before 0.12 knows no square root."""
+    return jax.__version_info__ >= (0, 12) and _can_import("jax.experimental.pallas.mosaic_gpu")
+
+
+def _can_import(module: str) -> bool:
     try:
-        importlib.import_module("jax.experimental.pallas.triton")
+        importlib.import_module(module)
     except ImportError:
         return False
     return True
 
 
-def has_triton() -> bool:
-    """Whether JAX offers Triton, and it supports the GPUs that are here.
+TRITON, MOSAIC_GPU = "Triton", "Mosaic GPU"
 
-    If no GPU is here, the program is compiled ahead.
+
+def gpu_compiler(capability: float = math.inf) -> str | None:
+    """What compiles kernels for GPUs of some compute capability; None where nothing does.
+
+    It is Triton as long as JAX has it: it takes more leaves and older GPUs.
     """
-    supported = all(float(getattr(d, "compute_capability", 8)) >= 8 for d in jax.devices())
-    return supported and offers_triton()
+    if capability >= 8 and offers_triton():
+        return TRITON
+    return MOSAIC_GPU if capability >= 9 and offers_mosaic_gpu() else None
+
+
+def capability_here() -> float:
+    """The least compute capability of the GPUs that are here.
+
+    If no GPU is here, the program is compiled ahead, for any.
+    """
+    return min(float(getattr(d, "compute_capability", math.inf)) for d in jax.devices())
 
 
 @contextlib.contextmanager
-def through_triton() -> Iterator[None]:
-    """Without the warning of JAX 0.12, at each kernel, that Triton will go: `has_triton` asks."""
+def through(compiler: str | None) -> Iterator[None]:
+    """Without the warning of JAX 0.12, at each kernel, that Triton will go: `gpu_compiler` asks."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "The Pallas Triton backend is deprecated", DeprecationWarning
-        )
+        if compiler == TRITON:
+            warnings.filterwarnings(
+                "ignore", "The Pallas Triton backend is deprecated", DeprecationWarning
+            )
         yield
 
 

@@ -17,7 +17,7 @@ from gradtx.core.pair import (
     with_extra_args_support,
 )
 from gradtx.inspection.slots import map_slots, walk_slots
-from gradtx.kernels.stored_step import in_kernels, without_kernels
+from gradtx.kernels.stored_step import Kernels, in_kernels, without_kernels
 from gradtx.leaves.paths import first_difference, map_with_paths, matches, path_string
 from gradtx.leaves.whole import whole_of
 from gradtx.ownership.owned_slots import apart, in_stacks
@@ -130,7 +130,7 @@ def store(
 
     step = tx.step if kernel or tx.step is None else without_kernels(tx.step)
     record = tx.traits.passed_on()._replace(step=step, parts=(tx,), takes_vectors=True)
-    fields = {**record._asdict(), "facets": (*record.facets, SameGradients())}
+    fields = {**record._asdict(), "facets": (*record.facets, SameGradients(), Kernels(kernel))}
     return GradientTransformationExtraArgs(init, update, **fields)
 
 

@@ -11,7 +11,8 @@ import pytest
 import gradtx
 from gradtx.kernels.both_sides import fits, in_tiles, written_and_summed
 from gradtx.optimizers import came
-from tests.programs import an_h100, without_triton
+from gradtx.programs.opaque import MOSAIC_GPU, TRITON, offers_mosaic_gpu
+from tests.programs import an_h100, gpu_kernels, without
 
 
 def make(slot, x, by_row, by_col, rate):
@@ -28,14 +29,20 @@ def arrays(shape):
     return [jnp.asarray(rng.normal(size=s), jnp.float32) for s in (shape, shape, *sides, ())]
 
 
+needs_mosaic_gpu = pytest.mark.skipif(not offers_mosaic_gpu(), reason="JAX before 0.12")
+COMPILERS = [TRITON, pytest.param(MOSAIC_GPU, marks=needs_mosaic_gpu)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(64, 128), (2, 3, 128, 64)])
-def test_the_kernel_is_the_plain_path(shape):
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("shape", [(64, 128), (2, 1, 128, 64)])
+def test_the_kernel_is_the_plain_path(shape, compiler):
     slot, *beside = arrays(shape)
     new = make(*(np.asarray(x, np.float64) for x in (slot, *beside)))
     square = (new - np.asarray(beside[0], np.float64)) ** 2
     want = new, square.sum(-1), square.sum(-2)
-    got = in_tiles(slot, *beside, make=make, terms=terms, interpret=True)
+    run = functools.partial(in_tiles, make=make, terms=terms, compiler=compiler, interpret=True)
+    got = jax.jit(run)(slot, *beside)
     plain = written_and_summed(make, terms, slot, *beside, after=(slot.min(), slot.max()))
     for found in (got, plain):
         chex.assert_trees_all_close(list(found), list(want), rtol=1e-5, atol=1e-5)
@@ -55,7 +62,8 @@ def test_which_arrays_it_takes():
 
 
 @pytest.mark.slow
-def test_matrices_share_what_is_one_for_all():
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_matrices_share_what_is_one_for_all(compiler):
     """A row, a column and a whole matrix, each for both of two matrices."""
     rng = np.random.default_rng(2)
     shapes = ((2, 64, 64), (1, 1, 64), (2, 64, 1), (1, 64, 64), ())
@@ -69,7 +77,8 @@ def test_matrices_share_what_is_one_for_all():
 
     new = formed(slot, *beside)
     products = new * beside[2]
-    found = in_tiles(slot, *beside, make=formed, terms=summed, interpret=True)
+    run = functools.partial(in_tiles, make=formed, terms=summed, compiler=compiler, interpret=True)
+    found = jax.jit(run)(slot, *beside)
     want = [new, products.sum(-1), products.sum(-2)]
     chex.assert_trees_all_close(found, want, rtol=1e-5, atol=1e-4)
 
@@ -94,11 +103,12 @@ def test_the_kernel_writes_in_place_of_the_slot():
     ],
     ids=["an argument", "a product", "scaled", "converted"],
 )
-@pytest.mark.parametrize("offered", [True, False], ids=["with Triton", "without"])
-def test_a_gpu_has_the_kernel_for_what_is_in_memory(gradient, count, offered, monkeypatch):
+@pytest.mark.parametrize("triton", [True, False], ids=["with Triton", "without"])
+def test_a_gpu_has_the_kernel_for_what_is_in_memory(gradient, count, triton, monkeypatch):
     """For a gradient that its reader could compute it would have to be stored."""
-    if not offered:
-        without_triton(monkeypatch)
+    compiler = TRITON if triton else MOSAIC_GPU
+    if not triton:
+        without(monkeypatch, "triton")
     slot, x, row, column, rate = arrays((64, 128))
 
     def run(slot, x, row, column, rate):
@@ -107,8 +117,9 @@ def test_a_gpu_has_the_kernel_for_what_is_in_memory(gradient, count, offered, mo
 
     with an_h100():
         traced = jax.jit(run).trace(slot, x, row, column, rate)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("custom_call @__gpu$xla.gpu.triton") == (count if offered else 0)
+        found = gpu_kernels(traced.lower(lowering_platforms=("cuda",)))
+    there = count and (triton or offers_mosaic_gpu())
+    assert found == ({compiler: count} if there else {})
 
 
 @pytest.mark.slow

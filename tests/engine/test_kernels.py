@@ -12,15 +12,20 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
-from gradtx.kernels import stored_step
-from gradtx.kernels.cutting import cuts
-from gradtx.programs.opaque import opaque
-from gradtx.storage.encoded import Blocks
-from tests.programs import an_h100, without_triton
+from gradtx.kernels import mosaic_gpu, stored_step
+from gradtx.kernels.cutting import CALLS, cuts
+from gradtx.kernels.tiling import mosaic_gpu_tiling
+from gradtx.programs.interpreter import equations
+from gradtx.programs.opaque import MOSAIC_GPU, TRITON, offers_mosaic_gpu, opaque
+from gradtx.storage.encoded import Blocks, blocks_of
+from tests.programs import an_h100, gpu_kernels, without
 
 pytestmark = pytest.mark.compiled
 
-CHIPS = {"TPU": stored_step.TPU, "GPU": stored_step.GPU, "CPU": stored_step.CPU}
+GPU = stored_step.GPUS[TRITON]
+CHIPS = {"TPU": stored_step.TPU, "GPU": GPU, "CPU": stored_step.CPU}
+CHIPS[MOSAIC_GPU] = stored_step.GPUS[MOSAIC_GPU]
+needs_mosaic_gpu = pytest.mark.skipif(not offers_mosaic_gpu(), reason="JAX before 0.12")
 PLAIN = stored_step.CPU._replace(codecs=frozenset())
 
 
@@ -41,7 +46,9 @@ def on(chip, monkeypatch, **static):
 
     run = functools.partial(stored_step.with_kernels, backend=chip, interpret=True, **static)
     monkeypatch.setattr(stored_step, "cuts", counted)
-    monkeypatch.setattr(stored_step, "program_p", opaque("stored_step", run))
+    # What interprets Mosaic GPU's kernels has effects, which a lowered primitive may not have.
+    in_place = SimpleNamespace(bind=run) if chip is CHIPS[MOSAIC_GPU] else None
+    monkeypatch.setattr(stored_step, "program_p", in_place or opaque("stored_step", run))
     return made
 
 
@@ -149,9 +156,9 @@ BOTH = {"0.trace": RANDOM16, "1.0.trace": RANDOM8}
     ("codec", "size", "fits"), [("int4", 256, True), ("int4", 174, False), ("int8", 174, True)]
 )
 def test_codes_of_four_bits_need_blocks_of_a_power_of_2_on_a_gpu(codec, size, fits):
-    cut = SimpleNamespace(codecs={gradtx.Codec(codec)}, drawn=())
+    cut = SimpleNamespace(codecs={gradtx.Codec(codec)}, drawn=(), eqns=())
     shard = SimpleNamespace(shape=(size, 8), blocks=Blocks(0, 1, size))
-    assert stored_step.GPU.fits(cut, shard) == fits
+    assert GPU.fits(cut, shard) == fits
 
 
 @pytest.mark.slow
@@ -247,7 +254,7 @@ def test_whole_chains_are_one_kernel(name, monkeypatch):
     check(
         gradtx.store(inner, codec, min_size=1),
         numbers((256, 32), 0),
-        stored_step.GPU,
+        GPU,
         monkeypatch,
         count,
     )
@@ -308,30 +315,137 @@ def test_without_kernels(monkeypatch):
     assert gradtx.from_config(gradtx.to_config(tx)) == tx
 
 
-def kernels_on_a_gpu(tx, p):
-    state = tx.init(p)
-    with an_h100():
-        traced = jax.jit(lambda s: gradtx.apply_gradients(tx, p, p, s)).trace(state)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    return text.count("custom_call @__gpu$xla.gpu.triton")
+@needs_mosaic_gpu
+@pytest.mark.parametrize(
+    ("shape", "codec"),
+    [
+        ((256, 16), "int8"),
+        pytest.param((2, 512, 32), "int8", marks=slow),  # stacked, and two blocks
+        pytest.param((128, 4, 8), "f8_e4m3", marks=slow),  # dimensions after the block's
+        pytest.param((256, 32), "f8_e5m2", marks=slow),
+        pytest.param((512, 32), gradtx.Codec("int8", rounding="stochastic"), marks=slow),
+    ],
+)
+def test_a_kernel_through_mosaic_gpu_writes_the_codes_of_the_plain_path(shape, codec, monkeypatch):
+    tx = gradtx.store(gradtx.sgd(0.1, momentum=0.5), codec, min_size=1)
+    check(tx, numbers(shape, 0), CHIPS[MOSAIC_GPU], monkeypatch, 1)
 
 
 @pytest.mark.parametrize(
-    ("capability", "count"), [pytest.param("7.5", 0, marks=slow), pytest.param("8.0", 1)]
+    ("shape", "codec", "fits"),
+    [
+        ((256, 16), "int8", True),
+        ((2, 512, 4, 8), "f8_e4m3", True),
+        ((320, 48), gradtx.Codec("int8", block=320), True),  # no power of 2
+        ((1024, 48), gradtx.Codec("int8", block=1024), False),
+        ((2**16, 64, 16), gradtx.Codec("int8", axis=1), False),  # more tiles than CUDA launches
+        ((256, 24), "int8", False),  # no multiple of 16 columns
+        ((300, 16), "int8", False),  # two blocks of 150
+        ((16, 4096), "int8", False),  # blocks along rows
+        ((256, 16), "int4", False),
+        ((256, 16), "f8_expanded", False),
+    ],
 )
-def test_gpus_that_triton_does_not_support_have_no_kernel(capability, count, monkeypatch):
-    p, tx = numbers((256, 4), 0), gradtx.store(gradtx.sgd(0.1, momentum=0.5), min_size=1)
+def test_which_leaves_mosaic_gpu_takes(shape, codec, fits):
+    codec = gradtx.Codec(codec) if isinstance(codec, str) else codec
+    cut = SimpleNamespace(codecs={codec}, drawn=(), eqns=())
+    shard = SimpleNamespace(shape=shape, blocks=blocks_of(codec, shape))
+    assert CHIPS[MOSAIC_GPU].fits(cut, shard) == fits
+    if fits:
+        shape, _ = mosaic_gpu_tiling(*vars(shard).values()).tile(shard.blocks.size)
+        assert shape[-2] % mosaic_gpu.ROWS == shape[-1] % mosaic_gpu.COLUMNS == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (lambda x: jnp.where(jnp.isfinite(x), jnp.floor(x) ** 3, jnp.exp(x)), True),
+        (lambda x: jnp.log1p(x), False),
+        (lambda x: x**1.7, False),
+        (lambda x: x**-2, False),
+        (lambda x: x % 1.0, False),
+        (lambda x: x.astype(jnp.complex64).real, False),
+    ],
+    ids=["finite", "log1p", "pow", "negative", "rem", "complex"],
+)
+def test_which_operations_mosaic_gpu_takes(function, takes):
+    program = jax.make_jaxpr(function)(jnp.ones((64, 16)))
+    eqns = [eqn for eqn, _ in equations(program.jaxpr) if eqn.primitive.name not in CALLS]
+    assert mosaic_gpu.takes(eqns) == takes
+
+
+@slow
+@needs_mosaic_gpu
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gradtx.adamw(1e-3, weight_decay=0.1),
+        gradtx.chain(gradtx.clip(0.5), gradtx.lion(1e-3)),
+        gradtx.guard(gradtx.adam(gradtx.linear_schedule(1e-2, 1e-3, 3))),
+    ],
+    ids=["adamw", "lion", "guard"],
+)
+def test_rules_through_mosaic_gpu(tx, monkeypatch):
+    check(gradtx.store(tx, min_size=1), numbers((256, 32), 0), CHIPS[MOSAIC_GPU], monkeypatch, 1)
+
+
+def lowered_for_a_gpu(tx, p):
+    state = tx.init(p)
+    with an_h100():
+        traced = jax.jit(lambda s: gradtx.apply_gradients(tx, p, p, s)).trace(state)
+        return gpu_kernels(traced.lower(lowering_platforms=("cuda",)))
+
+
+MOMENTUM = gradtx.store(gradtx.sgd(0.1, momentum=0.5), min_size=1)
+AFTER_TRITON = MOSAIC_GPU if offers_mosaic_gpu() else None
+
+
+@pytest.mark.parametrize(
+    ("capability", "compiler"),
+    [
+        pytest.param("7.5", None, marks=slow),
+        ("8.0", TRITON),
+        pytest.param("9.0", TRITON, marks=slow),
+    ],
+)
+def test_gpus_have_kernels_of_what_compiles_for_them(capability, compiler, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
-    assert kernels_on_a_gpu(tx, p) == count
+    found = lowered_for_a_gpu(MOMENTUM, numbers((256, 16), 0))
+    assert found == ({compiler: 1} if compiler else {})
 
 
-def test_a_jax_without_triton_has_no_kernel_and_says_so(monkeypatch):
-    p, tx = numbers((256, 4), 0), gradtx.store(gradtx.sgd(0.1, momentum=0.5), min_size=1)
-    assert "kernels for GPUs: Triton" in str(gradtx.describe(tx, p)).splitlines()
-    without_triton(monkeypatch)
-    assert kernels_on_a_gpu(tx, p) == 0
-    assert "kernels for GPUs: none, since this JAX has no Triton" in str(gradtx.describe(tx, p))
-    assert gradtx.describe(gradtx.sgd(0.1, momentum=0.5), p).gpu_kernels is None
+@slow
+@pytest.mark.parametrize(("capability", "compiler"), [("8.0", None), ("9.0", AFTER_TRITON)])
+def test_without_triton_newer_gpus_have_kernels_through_mosaic_gpu(
+    capability, compiler, monkeypatch
+):
+    p = numbers((256, 16), 0)
+    assert "kernels for GPUs: Triton" in str(gradtx.describe(MOMENTUM, p)).splitlines()
+    without(monkeypatch, "triton")
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    assert lowered_for_a_gpu(MOMENTUM, p) == ({compiler: 1} if compiler else {})
+    if AFTER_TRITON:
+        assert gradtx.describe(MOMENTUM, p).gpu_kernels == MOSAIC_GPU
+
+
+def test_a_jax_without_kernels_for_gpus_says_so(monkeypatch):
+    p = numbers((256, 16), 0)
+    without(monkeypatch, "triton", "mosaic_gpu")
+    assert lowered_for_a_gpu(MOMENTUM, p) == {}
+    assert "kernels for GPUs: none, since this JAX has neither Triton nor Mosaic GPU" in str(
+        gradtx.describe(MOMENTUM, p)
+    )
+
+
+def test_steps_without_kernels_say_so():
+    p = numbers((256, 16), 0)
+    adam = gradtx.adam(0.1)
+    plain = gradtx.store(adam, min_size=1, kernel=False)
+    for tx in (plain, gradtx.chain(gradtx.clip(1.0), plain), gradtx.guard(plain)):
+        assert gradtx.describe(tx, p).gpu_kernels.startswith("none, with kernel=False")
+    both = gradtx.chain(plain, gradtx.store(adam, min_size=1))
+    assert gradtx.describe(both, p).gpu_kernels == TRITON
+    assert gradtx.describe(adam, p).gpu_kernels is None
 
 
 @pytest.mark.slow
