@@ -312,7 +312,7 @@ def _hidden_one(first: Array) -> Array:
 
 
 # The branches are traced once for all arrays that are alike.
-@functools.partial(jax.jit, static_argnames="on", inline=True)
+@functools.partial(jax.jit, static_argnames="on")
 def _one_after(first: Array, on: Backends) -> Array:
     if on == "all":
         return _hidden_one(first)
