@@ -188,14 +188,16 @@ class _Program(NamedTuple):
     def of(cls, f: Callable[..., Any], arrays: tuple[Array, ...], after: Any) -> "_Program":
         from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
 
-        trace = jax.make_jaxpr(f, return_shape=True)
+        def traced() -> Any:  # of a function of its own, since JAX would keep the first trace
+            return jax.make_jaxpr(lambda *x: f(*x), return_shape=True)(*arrays)
+
         known = after.remembered if isinstance(after, Step) else 0
-        closed, out = trace(*arrays)
+        closed, out = traced()
         if isinstance(after, Step) and after.remembered > known:
             # Scalars that a `Step` computes once must not belong to the trace of `f`.
             after.forget(known)
             f(*arrays)
-            closed, out = trace(*arrays)
+            closed, out = traced()
         jaxpr: Any = closed.jaxpr
         literals = [v for eqn in jaxpr.eqns for v in eqn.invars if _is_number(v)]
         names = _variables(tuple(v.aval.dtype for v in literals))
