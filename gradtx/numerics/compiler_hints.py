@@ -189,7 +189,7 @@ class _Program(NamedTuple):
         from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
 
         def traced() -> Any:  # of a function of its own, since JAX would keep the first trace
-            return jax.make_jaxpr(lambda *x: f(*x), return_shape=True)(*arrays)
+            return jax.make_jaxpr(functools.partial(f), return_shape=True)(*arrays)
 
         known = after.remembered if isinstance(after, Step) else 0
         closed, out = traced()
