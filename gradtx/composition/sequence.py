@@ -72,8 +72,8 @@ def through(
 def _links(tx: GradientTransformation, state: State, whole_leaves: bool) -> list[_Passed]:
     """The links of a chain, and of the chains within it, with their states and rules.
 
-    A rule can be joined to others if it reads entries or rows; if leaves are packed into vectors,
-    and not `whole_leaves`, only if it reads entries.
+    A rule can be joined to others if it reads entries, rows or a leaf; if leaves are packed into
+    vectors, and not `whole_leaves`, only if it reads entries.
     """
     tx.check_numbers()
     links = tx.facet(Links)
@@ -83,7 +83,7 @@ def _links(tx: GradientTransformation, state: State, whole_leaves: bool) -> list
     rule = tx.facet(Lifted)
     if rule is not None:
         fits = (
-            rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW)
+            rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW, Scope.LEAF)
             if whole_leaves
             else tx.takes_vectors
         )

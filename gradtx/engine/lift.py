@@ -468,7 +468,7 @@ def in_turn(
     extra_args: dict[str, Any],
     last: Last | None = None,
 ) -> tuple[Updates, list[State]]:
-    """Apply several rules of entries or rows to each leaf, before going on to the next leaf.
+    """Apply several rules of entries, rows or a leaf to each leaf, before going on to the next.
 
     Each rule gets the updates of the rule before it. Only the first may read the whole tree.
     """

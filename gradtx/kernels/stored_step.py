@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
@@ -551,27 +552,31 @@ def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[An
     scale = next(x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
     always = true_after(scale[(0,) * scale.ndim])
 
-    def window(rows: int, k: Array) -> Window:
-        return tiling.window(rows, _place_in(tiling.grid, k))
-
-    def write(k: Array, v: Any, x: Array, tile: Array) -> Array:
-        starts, sizes = window(tiles.rows(v), k)
-        tile = tile.reshape([n or 1 for n in sizes]).astype(x.dtype)
-        return jax.lax.dynamic_update_slice(x, tile, starts)
+    def write(at: Window, x: Array, tile: Array) -> Array:
+        tile = tile.reshape([n or 1 for n in at.sizes]).astype(x.dtype)
+        return jax.lax.dynamic_update_slice(x, tile, at.starts, allow_negative_indices=False)
 
     def body(k: Array, new: list[Array]) -> list[Array]:
+        window = functools.partial(tiling.window, at=_place_in(tiling.grid, k))
         current = list(arrays)
         for i, source in cut.overwrites.items():
             current[source] = new[i]
         env = dict(scalars)
         for x, v in zip(current, cut.arrays, strict=True):
-            starts, sizes = tile = window(tiles.rows(v), k)
-            entries = jax.lax.dynamic_slice(x, starts, [n or 1 for n in sizes])
+            starts, sizes = tile = window(tiles.rows(v))
+            shape = [n or 1 for n in sizes]
+            entries = jax.lax.dynamic_slice(x, starts, shape, allow_negative_indices=False)
             env[v] = entries.reshape(tile.kept(sizes))
-        draws = tiles.draws(window(shard.blocks.size, k), scalars)
+        draws = tiles.draws(window(shard.blocks.size), scalars)
         computed(cut, env, tiling.axis, draws, None, encoded)
         return [
-            jax.lax.cond(always, functools.partial(write, k, v), lambda x, _: x, x, env[v])
+            jax.lax.cond(
+                always,
+                functools.partial(write, window(tiles.rows(v))),
+                lambda x, _: x,
+                x,
+                env[v],
+            )
             for v, x in zip(cut.outputs, new, strict=True)
         ]
 
@@ -583,8 +588,9 @@ def _place_in(grid: Sequence[int], k: Array) -> list[Array]:
     """The indices of tile `k` of a grid."""
     indices: list[Array] = []
     for extent in reversed(grid):
-        k, index = jnp.divmod(k, extent)
-        indices.insert(0, index)
+        n = np.asarray(extent, k.dtype)
+        indices.insert(0, jax.lax.rem(k, n))
+        k = jax.lax.div(k, n)
     return indices
 
 

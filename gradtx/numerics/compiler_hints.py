@@ -18,11 +18,13 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar, cast as typed
+from typing import Any, Literal, NamedTuple, TypeVar, cast as typed
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from gradtx.numerics.mathematics import add_each
 from gradtx.numerics.precision import cast, real_dtype
 from gradtx.numerics.step import Step
 from gradtx.programs.tracing import is_tracer, vary, varying_axes
@@ -132,28 +134,94 @@ def recompute(
             what MARS computes from two large arrays, ``%multiply_reduce_fusion = (f32[], f32[N],
             f32[N]) fusion(%last, %select_n.0, %gradients, %mul.38)``.
     """
-    one = _one(after, on)
-    if not is_tracer(one) or varying_axes(jax.typeof(one)):
-        return f(*arrays)
-    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
+    return Recomputed(f, *arrays)(after=after, on=on)
 
-    if isinstance(after, Step):
-        f(*arrays)  # scalars that a `Step` computes once must not belong to the trace of `f`
-    closed, out = jax.make_jaxpr(f, return_shape=True)(*arrays)
-    jaxpr: Any = closed.jaxpr
-    literals = [v for eqn in jaxpr.eqns for v in eqn.invars if _is_number(v)]
-    numbers = [jnp.asarray(v.val, v.aval.dtype) for v in literals]
-    names = jax.make_jaxpr(lambda *x: x)(*numbers).jaxpr.invars
-    name = iter(names)
-    eqns = [
-        eqn.replace(invars=[next(name) if _is_number(v) else v for v in eqn.invars])
-        for eqn in jaxpr.eqns
-    ]
-    invars = [*jaxpr.constvars, *names, *jaxpr.invars]
-    run = jaxpr_as_fun(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars, eqns=eqns), []))
-    constants = [_times(x, one) if jnp.ndim(x) == 0 else x for x in closed.consts]
-    structure: Any = jax.tree.structure(out)
-    return structure.unflatten(run(*constants, *(_times(x, one) for x in (*numbers, *arrays))))
+
+class Recomputed:
+    """``f(*arrays)`` as :func:`recompute` computes it, several times, with `f` traced once.
+
+    >>> d = Recomputed(lambda x: 2 * x, jnp.ones(2))
+    >>> d(after=jnp.zeros([])).tolist()
+    [2.0, 2.0]
+    """
+
+    def __init__(self, f: Callable[..., Any], *arrays: Array) -> None:
+        self._f, self._arrays = f, arrays
+        self._program: _Program | None = None
+
+    def __call__(self, *, after: Array | Step, on: Backends = "cpu") -> Any:
+        """The result, computed once `after` is known; see :func:`recompute`."""
+        one = _one(after, on)
+        if not is_tracer(one) or varying_axes(jax.typeof(one)):
+            return self._f(*self._arrays)
+        program = self._traced(after)
+        scalars = [_times(x, one) if jnp.ndim(x) == 0 else x for x in program.constants]
+        return program.run(*scalars, *(_times(x, one) for x in (*program.numbers, *self._arrays)))
+
+    def at_once(self) -> Any:
+        """The result, computed as `f` computes it."""
+        if not any(map(is_tracer, self._arrays)):
+            return self._f(*self._arrays)
+        program = self._traced()
+        return program.run(*program.constants, *program.numbers, *self._arrays)
+
+    def _traced(self, after: Any = None) -> "_Program":
+        if self._program is None:
+            self._program = _Program.of(self._f, self._arrays, after)
+        return self._program
+
+
+class _Program(NamedTuple):
+    """A function as a program, of which the numbers that are written in it are arguments.
+
+    Attributes:
+        run: ``(*constants, *numbers, *arrays) -> results``.
+        constants: what the function closes over.
+        numbers: the numbers in the program.
+    """
+
+    run: Callable[..., Any]
+    constants: list[Array]
+    numbers: list[Any]
+
+    @classmethod
+    def of(cls, f: Callable[..., Any], arrays: tuple[Array, ...], after: Any) -> "_Program":
+        from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
+
+        def traced() -> Any:  # of a function of its own, since JAX would keep the first trace
+            return jax.make_jaxpr(functools.partial(f), return_shape=True)(*arrays)
+
+        known = after.remembered if isinstance(after, Step) else 0
+        closed, out = traced()
+        if isinstance(after, Step) and after.remembered > known:
+            # Scalars that a `Step` computes once must not belong to the trace of `f`.
+            after.forget(known)
+            f(*arrays)
+            closed, out = traced()
+        jaxpr: Any = closed.jaxpr
+        literals = [v for eqn in jaxpr.eqns for v in eqn.invars if _is_number(v)]
+        names = _variables(tuple(v.aval.dtype for v in literals))
+        name = iter(names)
+        eqns = [
+            eqn.replace(invars=[next(name) if _is_number(v) else v for v in eqn.invars])
+            for eqn in jaxpr.eqns
+        ]
+        invars = [*jaxpr.constvars, *names, *jaxpr.invars]
+        program = jaxpr.replace(constvars=[], invars=invars, eqns=eqns)
+        run = jaxpr_as_fun(ClosedJaxpr(program, []))
+        structure: Any = jax.tree.structure(out)
+        return cls(
+            lambda *inputs: structure.unflatten(run(*inputs)),
+            closed.consts,
+            [np.asarray(v.val, v.aval.dtype) for v in literals],
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _variables(types: tuple[Any, ...]) -> list[Any]:
+    """Variables of a program for numbers of these types."""
+    numbers = [jax.ShapeDtypeStruct((), dtype) for dtype in types]
+    return list(jax.make_jaxpr(lambda *x: x)(*numbers).jaxpr.invars)
 
 
 def true_after(x: Array) -> Array:
@@ -227,11 +295,8 @@ def sums_in_one_pass(*terms: list[Array]) -> list[Array]:
 
 @jax.custom_jvp
 def _one_reduction(*of_leaf: Array) -> tuple[Array, ...]:
-    def add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
-        return tuple(a + b for a, b in zip(x, y, strict=True))
-
-    zeros = tuple(jnp.zeros([], x.dtype) for x in of_leaf)
-    return tuple(jax.lax.reduce(of_leaf, zeros, add, range(of_leaf[0].ndim)))
+    zeros = tuple(np.zeros([], x.dtype) for x in of_leaf)
+    return tuple(jax.lax.reduce(of_leaf, zeros, add_each, range(of_leaf[0].ndim)))
 
 
 @_one_reduction.defjvp
@@ -257,7 +322,7 @@ def _hidden_one(first: Array) -> Array:
 
 
 # The branches are traced once for all arrays that are alike.
-@functools.partial(jax.jit, static_argnames="on", inline=True)
+@functools.partial(jax.jit, static_argnames="on")
 def _one_after(first: Array, on: Backends) -> Array:
     if on == "all":
         return _hidden_one(first)

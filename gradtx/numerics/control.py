@@ -154,7 +154,7 @@ def loop_once_if(
 
     def select(condition: Array, now: _T, constants: list[Array]) -> _T:
         new = converted(now, jnp.int32(0), *constants)
-        return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, now)
+        return jax.tree.map(lambda n, o: jax.lax.select_n(condition, o, n), new, now)
 
     @jax.custom_jvp
     def either(condition: Array, now: _T, constants: list[Array]) -> _T:

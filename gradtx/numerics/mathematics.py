@@ -18,6 +18,14 @@ def abs_sq(x: Array) -> Array:
     return jnp.square(x) if is_boolean else jax.lax.square(x)
 
 
+def add_each(xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The sum of each pair, as the function of a reduction of several arrays at once.
+
+    JAX keeps its trace by the function, so that it is one for all reductions.
+    """
+    return tuple(map(jax.lax.add, xs, ys))
+
+
 def sum_sq(x: Array) -> Array:
     """The sum of squared absolute values, in at least float32.
 

@@ -11,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.numerics.control import inside
-from gradtx.numerics.mathematics import abs_sq, divide
+from gradtx.numerics.mathematics import abs_sq, add_each, divide
 from gradtx.numerics.precision import widen
 from gradtx.programs.contexts import for_comparison
-from gradtx.programs.tracing import is_staged, is_tracer
+from gradtx.programs.tracing import called, is_staged, is_tracer
 from gradtx.types import Array, DType, PyTree
 
 Axes = int | Sequence[int] | None
@@ -166,9 +167,9 @@ def sums_of_squares(
         return [jnp.sum(term, over, keepdims=True) for term in terms]
 
     def one_reduction(*terms: Array) -> list[Array]:
-        zeros = tuple(jnp.zeros([], term.dtype) for term in terms)
+        zeros = tuple(np.zeros([], term.dtype) for term in terms)
         of = [axis % x.ndim for axis in over]
-        totals = jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(jnp.add, a, b)), of)
+        totals = jax.lax.reduce(terms, zeros, add_each, of)
         return [jnp.expand_dims(total, of) if keep else total for total in totals]
 
     return one_reduction(*terms) if on == "other" and len(terms) > 1 else separate_sums(*terms)
@@ -193,16 +194,16 @@ def norm_of_sums(
         independent: whether no norm may depend on another, as in a loop for all of them.
     """
     arrays = jax.lax.stop_gradient(arrays)
+    function, needed = _themselves, arrays
+    if again is not None:
+        function, needed = again[0], jax.lax.stop_gradient(again[1])
 
     def if_needed(on: Chip | None = None) -> Array:
         short = _shortened(sums((None,), *arrays, on=on)[0])
-        far = _far(short.dtype)
 
         def over_again(i: Array, short: Array) -> Array:
-            function, needed = again or (lambda *arrays: arrays, arrays)
-            terms = function(*inside(jax.lax.stop_gradient(needed), i))
-            unit = jnp.where(i == 0, far, 1 / far).astype(short.dtype)
-            (total,) = sums((1 / unit,), *terms, on=on)
+            unit, scale = _units(i, short)
+            (total,) = sums((scale,), *function(*inside(needed, i)), on=on)
             return _improved(i, short, total, unit)
 
         first, end = _needed_turns(short)
@@ -222,13 +223,25 @@ def norm_of_sums(
     return _in_parts(if_needed())
 
 
-@functools.partial(jax.jit, inline=True)
+def _themselves(*arrays: Any) -> Any:
+    return arrays
+
+
+@jax.jit
 def _needed_turns(short: Array) -> tuple[Array, Array]:
     """The first turn is for norms that are too large, the second for those that are too small."""
     # Extremes are compared, since booleans would be one array more.
     first = jnp.where(jnp.max(short, initial=0) == jnp.inf, 0, 1)
     end = jnp.where(jnp.min(short, initial=1) < _least(short.dtype), 2, 1)
     return first, end
+
+
+@jax.jit
+def _units(turn: Array, like: Array) -> tuple[Array, Array]:
+    """The unit of norms in a turn of the loop, and the scale for it, 1 / unit."""
+    far = _far(like.dtype)
+    unit = jnp.where(turn == 0, far, 1 / far).astype(like.dtype)
+    return unit, 1 / unit
 
 
 @jax.jit
@@ -332,6 +345,7 @@ def shrink_factors(length: Norm, most: Any) -> tuple[Array, Array]:
     return in_two(signed_factor(length, most))
 
 
+@called
 def in_two(signed: Array) -> tuple[Array, Array]:
     """The factors of :func:`shrink_factors` from :func:`signed_factor`."""
     power = jnp.where(signed < 0, 1 / _far(signed.dtype), 1)
@@ -349,6 +363,7 @@ def shrunk(x: Array, length: Norm, most: Any) -> Array:
     return x * power * factor
 
 
+@called
 def signed_factor(length: Norm, most: Any) -> Array:
     """Both factors of :func:`shrink_factors` as one array, below 0 where there is a power."""
     within = length.number <= most

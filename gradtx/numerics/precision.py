@@ -15,6 +15,7 @@ from gradtx.types import Array, DType, PyTree
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+@functools.cache
 def compute_dtype(dtype: DType) -> DType:
     """The type in which arithmetic on numbers stored as `dtype` is done: float32 or wider."""
     dtype = jnp.dtype(dtype)
@@ -28,6 +29,7 @@ def is_narrow(dtype: DType) -> bool:
     return compute_dtype(dtype) != jnp.dtype(dtype)
 
 
+@functools.cache
 def real_dtype(dtype: DType) -> DType:
     """The type of the absolute value of numbers of type `dtype`."""
     return jnp.finfo(dtype).dtype

@@ -126,6 +126,16 @@ class Step:
             self._made[at] = key, make()
         return self._made[at][1]
 
+    @property
+    def remembered(self) -> int:
+        """How many scalars it remembers."""
+        return len(self._made)
+
+    def forget(self, after: int) -> None:
+        """Forget the scalars that it computed after the first ones, this many."""
+        for at in list(self._made)[after:]:
+            del self._made[at]
+
     def bias_correction(self, decay: Any, ahead: int = 0) -> Array:
         r""":math:`1 - \beta^{t + a}`, accurate also where it is small.
 

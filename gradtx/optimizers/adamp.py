@@ -13,7 +13,7 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, debias, divide, ema, moments, root
-from gradtx.numerics.compiler_hints import delay, planned, recompute
+from gradtx.numerics.compiler_hints import Recomputed, delay, planned, recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -145,7 +145,7 @@ def scale_by_adamp(
             """The direction is computed for its sums, and again for the step, not stored."""
             # Each square is computed for its sum and for the moment, not stored.
             mu, nu = ema(g, s.mu, b1), ema(recompute(abs_sq, g, after=t), s.nu, b2)
-            d = partial(recompute, partial(direction, t), mu, nu, g)
+            d = Recomputed(partial(direction, t), mu, nu, g)
             along = projection.channels(p, d(after=t))
             u = projection.step(g, p, along, d(after=_total(along)), weight_decay)
             return u, {"mu": mu, "nu": nu}

@@ -10,7 +10,7 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, norm, root
-from gradtx.numerics.compiler_hints import planned, recompute
+from gradtx.numerics.compiler_hints import Recomputed, planned
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.transforms.decay import decayed, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -72,7 +72,7 @@ def scale_by_lamb(
         def plan(g: Array, s: Any, t: Step, p: Array) -> Any:
             """The direction is computed for its norm, and again for the step, not stored."""
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
-            d = partial(recompute, partial(direction, t), mu, nu, p)
+            d = Recomputed(partial(direction, t), mu, nu, p)
             size = norm(p)
             length = norm(d(after=t), again=(partial(direction, t), (mu, nu, p)), costly=True)
             return at_ratio(d(after=length.value), size, length), {"mu": mu, "nu": nu}

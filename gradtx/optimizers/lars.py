@@ -1,6 +1,5 @@
 """LARS."""
 
-from functools import partial
 from typing import Any
 
 from gradtx.checks import Fraction, LearningRate, NonNegative
@@ -11,8 +10,8 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.leaves.paths import Where
 from gradtx.numerics import Norm, norm
-from gradtx.numerics.compiler_hints import planned, recompute
-from gradtx.transforms.decay import WeightDecaySchedule, decayed
+from gradtx.numerics.compiler_hints import Recomputed, planned
+from gradtx.transforms.decay import WeightDecaySchedule, decayed, decays
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import at_ratio
@@ -67,9 +66,9 @@ def scale_by_lars(
 
         def plan(g: Array, s: Any, t: Any, p: Array) -> Any:
             """The direction is computed for its norm, and again for the step, not stored."""
-            if not by_ratio:
-                return direction(g, p), {}
-            d = partial(recompute, direction, g, p)
+            if not by_ratio or not decays(weight_decay):  # it is the gradient, which is there
+                return rule(g, s, t, p)
+            d = Recomputed(direction, g, p)
             size = norm(p)
             length = norm(d(after=size.value), again=(direction, (g, p)))
             return scaled(d(after=length.value), size, length), {}

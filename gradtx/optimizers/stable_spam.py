@@ -11,7 +11,7 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, divide, ema, moments, sum_sq
-from gradtx.numerics.compiler_hints import planned, recompute
+from gradtx.numerics.compiler_hints import Recomputed, planned, recompute
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 
@@ -146,7 +146,7 @@ def scale_by_stable_spam(
         def normalized(g: Array) -> Array:
             return _clipped(most, limit, g) * factor
 
-        x = partial(recompute, normalized, g)
+        x = Recomputed(normalized, g)
         u, adams = adam(s, t, x(after=factor), abs_sq(x(after=t)))
         return u, {"largest": largest, **norms, **adams}
 

@@ -11,13 +11,15 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast as typed
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
 from gradtx.programs.contexts import for_comparison
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 FEW_LEAVES = 4
 """Fewer leaves of the first kind of a rank are traced one by one, as its function is traced too."""
@@ -70,6 +72,21 @@ def vary(x: Any, axes: Iterable[str]) -> Any:
         return x
     lax: Any = jax.lax  # before jax 0.8.2 it has only pvary
     return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)
+
+
+def called(function: _F) -> _F:
+    """`function`, which a program that is being traced calls: it is traced and lowered once.
+
+    For the mathematics of a few numbers that many leaves share. XLA inlines the calls.
+    """
+    jitted = jax.jit(function)
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        traced = any(map(is_tracer, jax.tree.leaves(arguments)))
+        return (jitted if traced else function)(*arguments)
+
+    return typed(_F, run)
 
 
 def traced_once(
@@ -136,7 +153,7 @@ def _called(
     equation: Callable[[], Any],
 ) -> list[Any]:
     """The results of `function` for the leaves of arguments, all of them like `example`."""
-    from gradtx.programs.interpreter import equations  # takes as long to import as gradtx
+    from gradtx.programs.interpreter import inner_jaxprs  # takes as long to import as gradtx
 
     closed, out = jax.make_jaxpr(function, return_shape=True)(*example)
     structure: Any = jax.tree.structure(out)
@@ -145,7 +162,7 @@ def _called(
     jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     run = _run(jaxpr)
     results: list[Any] = []
-    nested = sum(1 for _ in equations(jaxpr)) > len(jaxpr.eqns)
+    nested = any(True for eqn in jaxpr.eqns for _ in inner_jaxprs(eqn))
     if len(calls) * len(jaxpr.eqns) > FEW_EQUATIONS or nested:
         # A call is an equation too: with this size there are as many in the function as calls of
         # it. Calls within it would be fewer in all, but XLA inlines nested calls more slowly.
@@ -198,7 +215,8 @@ def as_function(
     """
     from jax.extend.core import ClosedJaxpr  # takes as long to import as gradtx
 
-    forwarded = [_index(v, jaxpr.invars) for v in jaxpr.outvars]
+    arguments = {id(v): i for i, v in enumerate(jaxpr.invars)}
+    forwarded = [arguments.get(id(v)) for v in jaxpr.outvars]
     outvars = [v for v, i in zip(jaxpr.outvars, forwarded, strict=True) if i is None]
     if not outvars and not jaxpr.effects:
         return lambda *arrays: [arrays[i] for i in forwarded if i is not None]
@@ -218,10 +236,6 @@ def as_function(
         return [next(results) if i is None else arrays[i] for i in forwarded]
 
     return run
-
-
-def _index(v: Any, variables: list[Any]) -> int | None:
-    return next((i for i, other in enumerate(variables) if other is v), None)
 
 
 def where_known(function: Callable[[Any], Any], tree: Any) -> Any:

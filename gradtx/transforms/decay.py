@@ -26,9 +26,12 @@ def decayed(u: Array, weight_decay: Any, p: Array) -> Array:
 
     Even when multiplied by 0, the parameters would be read, once for each later slot.
     """
-    if isinstance(weight_decay, float | int) and weight_decay == 0:
-        return u
-    return u + weight_decay * p
+    return u + weight_decay * p if decays(weight_decay) else u
+
+
+def decays(weight_decay: Any) -> bool:
+    """Whether a decay is not the number 0."""
+    return not (isinstance(weight_decay, float | int) and weight_decay == 0)
 
 
 def _masked(tx: GradientTransformation, mask: Where | None) -> GradientTransformation:

@@ -8,6 +8,7 @@ from gradtx.checks import NonNegative
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Norm, norm as norm_of_leaf, ratio_factors, rms
+from gradtx.programs.tracing import called
 from gradtx.types import Array, EmptyState
 
 
@@ -21,9 +22,15 @@ def at_ratio(u: Array, size: Norm, length: Norm, coefficient: Any = 1.0, eps: An
 
     It stays as it is where one of the two is 0.
     """
+    power, ratio = _factors(size, length, coefficient, eps)
+    return u * power * ratio
+
+
+@called
+def _factors(size: Norm, length: Norm, coefficient: Any, eps: Any) -> tuple[Array, Array]:
     power, ratio = ratio_factors(size, length, coefficient, eps)
     still = (size.value == 0) | (length.value == 0)
-    return u * jnp.where(still, 1, power) * jnp.where(still, 1, ratio)
+    return jnp.where(still, 1, power), jnp.where(still, 1, ratio)
 
 
 @transformation

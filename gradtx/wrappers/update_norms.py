@@ -15,8 +15,8 @@ from gradtx.core.pair import GradientTransformation, GradientTransformationExtra
 from gradtx.leaves.paths import aligned, leaves_with_path, map_present
 from gradtx.leaves.rows import is_rows, take_rows
 from gradtx.numerics import abs_sq, cast, widen
-from gradtx.numerics.compiler_hints import recompute, sums_in_one_pass
-from gradtx.programs.tracing import traced_once
+from gradtx.numerics.compiler_hints import Recomputed, sums_in_one_pass
+from gradtx.programs.tracing import called
 from gradtx.types import Array, InnerState, Params, State, TreeScalar, Updates
 from gradtx.types.keys import is_key
 
@@ -59,19 +59,27 @@ def with_norms(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        out, inner_state = run(updates, state.inner_state, params, extra_args)
-        before = updates, state.inner_state, params
         structure: Any
-        leaves, structure = jax.tree.flatten(before)
+        leaves, structure = jax.tree.flatten((updates, state.inner_state, params))
+        if not reads_entries(tx) or any(map(is_key, leaves)):
+            out, inner_state = run(updates, state.inner_state, params, extra_args)
+            return out, MeasuredState(inner_state, *_squares(out, params))
 
-        def sums(*leaves: Any) -> Any:
+        def taken(*leaves: Any) -> Any:
             updates, state, params = structure.unflatten(leaves)
-            return _squares(run(updates, state, params, extra_args)[0], params)
+            return *run(updates, state, params, extra_args), params
 
-        if reads_entries(tx) and not any(map(is_key, leaves)):
-            measured = recompute(sums, *leaves, after=norm, on="all but cpu")
-        else:
-            measured = _squares(out, params)
+        taking = Recomputed(taken, *leaves)
+        out, inner_state, _ = taking.at_once()
+
+        def of_results() -> list[Array]:
+            return _squares(out, params)
+
+        def of_the_same_again() -> list[Array]:
+            out, _, params = taking(after=norm, on="all")
+            return _squares(out, params)
+
+        measured = jax.lax.platform_dependent(cpu=of_results, default=of_the_same_again)
         return out, MeasuredState(inner_state, *measured)
 
     def step(
@@ -104,20 +112,18 @@ def _squares(updates: Updates, params: Params | None) -> list[Array]:
     leaves, treedef = leaves_with_path(updates)
     problem = "the updates and the parameters are different trees"
     others = [None] * len(leaves) if params is None else aligned(problem, updates, treedef, params)
-    calls = []
+    totals = [jnp.zeros([], jnp.float32)] * 2
     for (_, u), p in zip(leaves, others, strict=True):
         if is_rows(u):
             u = u.coalesce()
             u, p = u.values, None if p is None else take_rows(p, u.indices)
         if u is not None:
-            calls.append((jnp.asarray(u), p))
-    totals = [jnp.zeros([], jnp.float32)] * 2
-    for sums in traced_once("squares", _sums_of_squares, calls):
-        totals = list(map(jax.lax.add, totals, sums))
+            totals = list(map(jax.lax.add, totals, _sums_of_squares(u, p)))
     return totals
 
 
+@called
 def _sums_of_squares(u: Array, p: Array | None) -> list[Array]:
-    pair = u, jnp.zeros_like(u) if p is None else jnp.asarray(p)
+    pair = jnp.asarray(u), jnp.zeros_like(u) if p is None else jnp.asarray(p)
     squares = [[cast(abs_sq(widen(x)), jnp.float32)] for x in pair]
     return [cast(x, jnp.float32) for x in sums_in_one_pass(*squares)]

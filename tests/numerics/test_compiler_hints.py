@@ -7,6 +7,7 @@ import pytest
 
 from gradtx.numerics import Step
 from gradtx.numerics.compiler_hints import (
+    Recomputed,
     delay,
     fuse,
     recompute,
@@ -66,6 +67,32 @@ def test_recompute_is_the_function_to_the_last_bit():
         *(jax.tree.leaves(run(steered)) for steered in (True, False)), strict=True
     ):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["new scalar", "scalar that is there"])
+def test_what_is_computed_several_times_is_traced_once(kept):
+    """Where the step must first compute a scalar outside of the trace, it is traced once more."""
+    x = jnp.asarray(np.random.default_rng(1).normal(size=20), jnp.float32)
+    traced = []
+
+    def f(t, x):
+        traced.append(x)
+        return x * t.debiasing(0.9) + 0.3
+
+    @jax.jit
+    def several(x, count):
+        t = Step(count, jnp.float32)
+        if kept:
+            t.debiasing(0.9)
+        again = Recomputed(lambda x: f(t, x), x)
+        first = again(after=t)
+        return first, again(after=jnp.sum(first)), again.at_once(), t.debiasing(0.9)
+
+    *got, _ = several(x, jnp.int32(3))
+    assert len(traced) == (1 if kept else 3)
+    want = jax.jit(lambda x, count: f(Step(count, jnp.float32), x))(x, jnp.int32(3))
+    for each in got:
+        np.testing.assert_array_equal(each, want)
 
 
 @pytest.mark.slow
