@@ -36,10 +36,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-# Scripts: one makes numbers with TensorFlow, which the tests do not need, one is read by type
-# checkers and run by a test.
-collect_ignore_glob = ["golden/*", "typed_program.py"]
-
 # Deterministic, and without a time limit: the first example of a test compiles.
 hypothesis.settings.register_profile("gradtx", derandomize=True, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("gradtx")
@@ -55,6 +51,12 @@ def pytest_addoption(parser):
     parser.addoption(
         "--slowest", type=int, default=0, help="so many tests that took longest, all cases together"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Of a file of tests its tests: the examples that are run are in docstrings of gradtx."""
+    return [each for each in (yield) if type(each) is pytest.Module]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -216,7 +216,7 @@ def test_counters_at_the_end_of_their_type_stay_there_or_begin_again(name):
 
 
 RATED = [
-    n for n in catalogue.optimizers() if "learning_rate" in gradtx.hyperparams(CATALOGUE[n].make())
+    n for n in catalogue.optimizers() if "learning_rate" in gradtx.hyperparams(CATALOGUE[n].made)
 ]
 # Decay beside the rate, parameters from the sum of gradients, a sphere, and rounding.
 RESTLESS = {"adafactor", "adagrad_da", "muown", "spectral_sphere"}
@@ -325,7 +325,7 @@ def numbers(state):
 
 
 # Rules of whole leaves, and optimizers in which masks choose between such rules.
-RULES = {name: CATALOGUE[name].make().traits.rule for name in WHOLE}
+RULES = {name: CATALOGUE[name].made.traits.rule for name in WHOLE}
 OF_LEAVES = [name for name, rule in RULES.items() if rule is not None and rule.scope == "leaf"]
 OF_LEAVES += ["lamb", "lars", "stable_adamw"]
 
@@ -725,7 +725,7 @@ WRONG_KINDS = {
 CHOOSING = [
     (name, argument, kind)
     for name in NAMES
-    if (declared := CATALOGUE[name].make().declaration) is not None
+    if (declared := CATALOGUE[name].made.declaration) is not None
     for argument, hint in declared.builder.hints.items()
     for kind in WRONG_KINDS
     if argument != "return" and kind in marks(hint)

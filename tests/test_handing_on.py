@@ -54,7 +54,7 @@ def in_catalogue():
     """``inner -> transformation`` for each place in each transformation that holds others."""
     cases = {}
     for name, entry in CATALOGUE.items():
-        tx = gradtx.with_extra_args_support(entry.make())
+        tx = gradtx.with_extra_args_support(entry.made)
         for i, (place, _) in enumerate(tx.children):
 
             def around(inner, tx=tx, i=i):

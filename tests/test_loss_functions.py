@@ -67,7 +67,7 @@ def wrappers():
     """Each transformation of the catalogue that is built around another: a function of it."""
     found = {}
     for name, entry in CATALOGUE.items():
-        tx = entry.make()
+        tx = entry.made
         measures = {"lbfgs", "bfgs", "ssbroyden", "monitor", "sizes_and_directions"}
         if tx.children and name not in measures:
             found[name] = functools.partial(around, tx.declaration)

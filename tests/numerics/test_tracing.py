@@ -20,7 +20,7 @@ LEAVES = 12
 
 
 def tree(count=LEAVES, shape=(3, 4)):
-    return {f"{i:02}": jnp.asarray(RNG.normal(size=shape), jnp.float32) for i in range(count)}
+    return {f"{i:02}": jax.device_put(np.float32(RNG.normal(size=shape))) for i in range(count)}
 
 
 class CountedState(NamedTuple):

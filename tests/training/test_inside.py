@@ -512,7 +512,7 @@ DRAWN = ("noisy_sgd",)  # its noise is another
 
 
 def is_allowed(name):
-    return name in ALLOWED or reads_entries(CATALOGUE[name].make())
+    return name in ALLOWED or reads_entries(CATALOGUE[name].made)
 
 
 EACH = sorted({*optimizers(), *ALLOWED} - {*DRAWN})

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import gradtx
+from tests.later import later
 
-pytest.importorskip("matplotlib")
+later("matplotlib")
 
 
 def valley(p):

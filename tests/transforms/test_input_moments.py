@@ -9,7 +9,7 @@ import gradtx
 from tests import oracle
 
 DECAY, RIDGE, EPS, INITIAL, EVERY = 0.8, 0.5, 0.1, 0.3, 3
-SAME = jnp.eye(4)
+SAME = np.eye(4, dtype=np.float32)
 STACKED = gradtx.MuonDimensionNumbers(1, 2)
 
 
