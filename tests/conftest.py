@@ -85,6 +85,25 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in out]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """What has no group of its own runs in one process with the others of its file, or, where slow
+    tests run too, of its function: they share what is compiled, and xdist, which after each test
+    counts what is left in every group, has few of them."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    end = "::" if config.option.markexpr == "not slow" else "["
+
+    class Scheduling(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            group = super()._split_scope(nodeid)
+            return group if group != nodeid else nodeid.partition(end)[0]
+
+    return Scheduling(config, log)
+
+
 def pytest_terminal_summary(terminalreporter, config):
     """The tests that took longest, in seconds of all their cases."""
     count = config.getoption("slowest")
