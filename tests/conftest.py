@@ -59,11 +59,21 @@ def pytest_collect_file():
     return [each for each in (yield) if type(each) is pytest.Module]
 
 
+# Examples of docstrings, which cannot have a mark, that take a third of a second.
+LONG_EXAMPLES = {
+    *("Draws", "Encoded", "Implicit", "catch_up", "ctc_loss", "dion", "evolution_strategies"),
+    *("forward_gradients", "in_storage_of", "kron", "lbfgs", "multiclass_sparsemax_loss", "ntxent"),
+    *("per_example_global_norm_clip", "plot_runs", "rounded_to", "soap", "sweep"),
+}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks what `quick` leaves out as slow, before pytest deselects that."""
     cases = defaultdict(list)
     for item in items:
+        if hasattr(item, "dtest") and item.name.rpartition(".")[2] in LONG_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for found in cases.values():

@@ -183,6 +183,7 @@ def test_a_part_sees_the_loss_of_all(optimizer, compiled):
             np.testing.assert_allclose(moved, alone, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_named_arguments_and_gradients_of_all():
     """A function with further arguments, and one that returns gradients."""
 

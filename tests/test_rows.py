@@ -139,6 +139,7 @@ def test_duplicates_are_summed_in_single_precision():
     assert rows.dtype == rows.coalesce().dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_stays_in_its_row():
     rows = Rows(jnp.array([0, 7, 1]), jnp.array([[1.0, 1], [jnp.nan, 1], [jnp.inf, 1]]), TABLE)
     found = np.asarray(rows.to_dense())

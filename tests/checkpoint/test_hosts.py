@@ -17,7 +17,7 @@ def same(a, b):
         assert jnp.array_equal(x, y)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compose", [gradtx.adamw, lambda rate: gradtx.guard(gradtx.sgd(rate, 0.9))]
 )

@@ -360,6 +360,7 @@ def test_bounds_in_lists_are_told_to_be_arrays(bounds, params, says):
         gradtx.solve(gradtx.global_norm, params, gradtx.lbfgsb(*bounds))
 
 
+@pytest.mark.slow
 def test_bounds_of_scipy():
     lower, upper = jnp.array([(-2, 0.5), (-2, 2)]).T
     tx = gradtx.lbfgsb(lower, upper)

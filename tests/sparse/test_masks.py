@@ -61,6 +61,7 @@ def test_exact_rows_of_chosen_leaves_are_the_dense_update(name):
     chex.assert_trees_all_close(sparse.catch_up(exact, got, state)[0], want, rtol=1e-6)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_rows_alone_choose_the_same_leaves(name):
     tx = CHOSEN[name]()

@@ -384,6 +384,7 @@ def test_what_has_no_public_name_is_named_by_what_it_is_in():
         trained(loss, tx, inside=True, steps=1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("tx", "instead"),
     [

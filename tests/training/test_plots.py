@@ -26,6 +26,7 @@ def solved(loss, start, rate, steps=20):
     return gradtx.solve(loss, start, gradtx.sgd(rate), max_steps=steps, record=True)
 
 
+@pytest.mark.slow
 def test_losses_and_the_way_through_the_plane_of_two_parameters(tmp_path):
     runs = {"slow": solved(valley, START, 1e-3), "fast": solved(valley, START, 1e-2)}
     figure = gradtx.plot_runs(runs, valley)
@@ -44,6 +45,7 @@ def test_losses_and_the_way_through_the_plane_of_two_parameters(tmp_path):
     assert (tmp_path / "runs.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_runs_of_a_vmap_and_of_ones_own():
     rates = jnp.array([1e-3, 1e-2])
     stack = jax.vmap(lambda rate: solved(quartic, jnp.array(2.0), rate, 5))(rates)

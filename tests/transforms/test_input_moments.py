@@ -83,7 +83,7 @@ def test_layers_and_blocks_are_those_by_themselves():
             np.testing.assert_allclose(of_inputs[0, layer, block], whole, rtol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
 def test_of_a_quadratic_loss_it_is_newtons_step(dtype):
     """Of the mean of the squares of `z W - y`, real or complex, to where it is least."""
