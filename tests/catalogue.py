@@ -27,7 +27,8 @@ class Entry:
     the numbers it keeps are kept for the whole tree, and not for a leaf; alone: of an optimizer,
     that it is in none of the libraries that are tested beside, nor is its authors' code; leaves:
     the shapes of further leaves that the contracts' trees have for it, by name: those that belong
-    together.
+    together; cancels: of an optimizer, that terms of an update, each rounded by its link, nearly
+    cancel in an entry.
     """
 
     make: Callable[[], Any]
@@ -42,6 +43,7 @@ class Entry:
     alone: bool = False
     dense: int = 0
     leaves: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    cancels: bool = False
 
     @functools.cached_property
     def made(self) -> Any:
@@ -853,6 +855,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         keeps=MATRIX + SIDES + 1,
         rate=0.2,
+        cancels=True,  # its direction and its decay
     ),
     "scale_by_sm3": Entry(
         lambda: gradtx.scale_by_sm3(),

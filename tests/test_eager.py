@@ -179,7 +179,7 @@ def test_array_hyperparameters_are_arguments():
 )
 def test_the_numbers_are_those_of_one_operation_after_another(name):
     """And the errors. Of the others `test_steps_have_the_bits_of_jit` and the contract
-    `test_compiled_equals_eager` show together that the numbers are."""
+    tests/test_settings.py show together that the numbers are."""
     tx = CATALOGUE[name].make()
     params, extra = tree(3), {"value": jnp.float32(1.0)}
 
