@@ -62,8 +62,10 @@ def pytest_collect_file():
 # Examples of docstrings, which cannot have a mark, that take a third of a second.
 LONG_EXAMPLES = {
     *("Draws", "Encoded", "Implicit", "catch_up", "ctc_loss", "dion", "evolution_strategies"),
-    *("forward_gradients", "in_storage_of", "kron", "lbfgs", "multiclass_sparsemax_loss", "ntxent"),
-    *("per_example_global_norm_clip", "plot_runs", "rounded_to", "soap", "sweep"),
+    *("exact_rows", "forward_gradients", "guard_report", "in_storage_of", "kron", "lbfgs"),
+    *("multiclass_sparsemax_loss", "ntxent", "per_example_global_norm_clip", "plot_runs"),
+    *("poly_loss_cross_entropy", "projection_birkhoff", "projection_box_section", "root_plus"),
+    *("rounded_to", "safe_norm", "soap", "sweep"),
 }
 
 

@@ -292,6 +292,7 @@ def test_multipliers(name):
     assert multipliers_in(around(name, inner)) == multipliers_in(inner)
 
 
+@pytest.mark.quick(4)
 @everywhere
 def test_who_takes_the_norm_of_all_gradients(name):
     tx = around(name, gradtx.clip_by_global_norm(1.0, two_pass=True))

@@ -261,6 +261,7 @@ def test_whoever_refuses_rows_has_the_name_that_users_know(name):
         tx.update(some([1, 2]), tx.init(table), table)
 
 
+@pytest.mark.slow
 def test_another_library_that_takes_rows_apart_is_told_of_dense_rows():
     optax = pytest.importorskip("optax")
     tx, rows = gradtx.chain(optax.adam(0.1)), some([1, 2])

@@ -108,7 +108,7 @@ NARROW = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(NARROW)))
 def test_the_way_is_cut_short_where_the_projection_does_not_descend(case):
     """A narrow valley leads out of the box, and the projection of its lowest point is higher."""

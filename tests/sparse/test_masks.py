@@ -95,6 +95,7 @@ def test_another_library_that_maps_over_indices_is_refused():
     np.testing.assert_array_equal(got["table"].indices, ROWS.indices)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("inner", [gradtx.sgd(0.1), gradtx.adagrad(0.1)])
 def test_another_library_hands_rows_to_what_is_inside(inner):
     around = gradtx.with_extra_args_support(optax.chain(optax.identity(), inner))

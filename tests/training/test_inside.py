@@ -979,6 +979,7 @@ def test_what_may_count_the_leaves_is_refused(tx):
         step(parameters(), tx.init(parameters()), *batch())
 
 
+@pytest.mark.slow
 def test_what_says_that_it_goes_leaf_by_leaf_is_not_refused():
     def halved(updates, state, params=None):
         return jax.tree.map(lambda g: -g / 2, updates), state

@@ -57,6 +57,7 @@ def test_runs_of_a_vmap_and_of_ones_own():
     assert line.get_ylabel() == "loss"
 
 
+@pytest.mark.slow
 def test_one_solution_ends_where_it_stopped():
     found = solved(quartic, jnp.array(2.0), 0.1, 30)  # which diverges
     assert int(found.status) == gradtx.Status.DIVERGED

@@ -50,6 +50,7 @@ def run(tx, gs, moments):
     return updates, state
 
 
+@pytest.mark.quick(1)
 @pytest.mark.paper("scale_by_input_moments")
 @pytest.mark.parametrize("shape", [(4, 3), (3, 4)])
 def test_scale_by_input_moments(shape):

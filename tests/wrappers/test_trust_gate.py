@@ -127,6 +127,7 @@ def test_a_cap_wins_over_a_larger_floor():
     np.testing.assert_array_equal(u, capped)
 
 
+@pytest.mark.slow
 def test_stacked_matrices_have_gates_of_their_own():
     numbers = gradtx.MuonDimensionNumbers(1, 2)
     tx = gradtx.trust_gate(gradtx.scale_by_sign(), weight_dimension_numbers=numbers)
