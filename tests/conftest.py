@@ -99,19 +99,17 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """What has no group of its own runs in one process with the others of its file, or, where slow
-    tests run too, of its function: they share what is compiled, and xdist, which after each test
-    counts what is left in every group, has few of them."""
-    if config.getoption("dist") != "loadgroup":
+    """Quick tests of a file run in one process, for they share what is compiled, unless they have a
+    group of their own; and xdist, which after each test counts what is left of every group, has few
+    of them. Slow ones take too long for that: one process would wait for the other's last file."""
+    if config.getoption("dist") != "loadgroup" or config.option.markexpr != "not slow":
         return None
     from xdist.scheduler import LoadGroupScheduling
-
-    end = "::" if config.option.markexpr == "not slow" else "["
 
     class Scheduling(LoadGroupScheduling):
         def _split_scope(self, nodeid):
             group = super()._split_scope(nodeid)
-            return group if group != nodeid else nodeid.partition(end)[0]
+            return group if group != nodeid else nodeid.partition("::")[0]
 
     return Scheduling(config, log)
 
