@@ -155,12 +155,15 @@ def rounded(dtype):
 SETTINGS = {
     # XLA takes sums and products in another order, or as one.
     "operations": Setting(operation_by_operation, 2e-5, 1e-6, quick="adam"),
+    # So it does for a batch of matrices.
     "vmap": Setting(two_at_once, 1e-5, 1e-6),
     "bfloat16": rounded(jnp.bfloat16),
     "float16": rounded(jnp.float16),
-    # What float32 loses in a root of a difference.
+    # What float32 rounds in one step.
     "float64": Setting(in_doubles, 1e-4, 1e-5),
+    # The same program.
     "saved": Setting(from_a_saved_state, 0, 0, quick="adafactor"),
+    # Another program, if it draws a key for the leaf.
     "frozen": Setting(beside_nothing, 1e-5, 1e-6, quick="adafactor"),
 }
 
