@@ -1,5 +1,6 @@
 """Every public transformation, once, with what it can do; the contracts run over this list."""
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ class Entry:
     the numbers it keeps are kept for the whole tree, and not for a leaf; alone: of an optimizer,
     that it is in none of the libraries that are tested beside, nor is its authors' code; leaves:
     the shapes of further leaves that the contracts' trees have for it, by name: those that belong
-    together.
+    together; cancels: of an optimizer, that terms of an update, each rounded by its link, nearly
+    cancel in an entry.
     """
 
     make: Callable[[], Any]
@@ -41,12 +43,19 @@ class Entry:
     alone: bool = False
     dense: int = 0
     leaves: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    cancels: bool = False
+
+    @functools.cached_property
+    def made(self) -> Any:
+        """What `make` builds, once for all that only look at it, as files of tests do when read."""
+        return self.make()
 
 
-def builders() -> list[Builder]:
+@functools.cache
+def builders() -> tuple[Builder, ...]:
     """The builders, of transformations, schedules and estimators, that gradtx publishes."""
     public = [getattr(gradtx, name) for name in homes("gradtx")]
-    return [each.builder for each in public if hasattr(each, "builder")]
+    return tuple(each.builder for each in public if hasattr(each, "builder"))
 
 
 def optimizers() -> list[str]:
@@ -62,6 +71,7 @@ def optimizers() -> list[str]:
     return sorted(names - links | {"schedule_free_adamw", "schedule_free_sgd"})
 
 
+@functools.cache
 def has_an_optimizer(name: str) -> bool:
     """Whether this is the rule alone of an optimizer that is in the catalogue too.
 
@@ -71,7 +81,7 @@ def has_an_optimizer(name: str) -> bool:
     if whole == name or whole not in CATALOGUE:
         return False
     alone, rules = (
-        {r.function.__code__ for r in CATALOGUE[n].make().rules or ()} for n in (name, whole)
+        {r.function.__code__ for r in CATALOGUE[n].made.rules or ()} for n in (name, whole)
     )
     return bool(alone) and alone <= rules
 
@@ -845,6 +855,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         keeps=MATRIX + SIDES + 1,
         rate=0.2,
+        cancels=True,  # its direction and its decay
     ),
     "scale_by_sm3": Entry(
         lambda: gradtx.scale_by_sm3(),

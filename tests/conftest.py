@@ -36,10 +36,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-# Scripts: one makes numbers with TensorFlow, which the tests do not need, one is read by type
-# checkers and run by a test.
-collect_ignore_glob = ["golden/*", "typed_program.py"]
-
 # Deterministic, and without a time limit: the first example of a test compiles.
 hypothesis.settings.register_profile("gradtx", derandomize=True, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("gradtx")
@@ -57,11 +53,29 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Of a file of tests its tests: the examples that are run are in docstrings of gradtx."""
+    return [each for each in (yield) if type(each) is pytest.Module]
+
+
+# Examples of docstrings, which cannot have a mark, that take a third of a second.
+LONG_EXAMPLES = {
+    *("Draws", "Encoded", "Implicit", "catch_up", "ctc_loss", "dion", "evolution_strategies"),
+    *("exact_rows", "forward_gradients", "guard_report", "in_storage_of", "kron", "lbfgs"),
+    *("multiclass_sparsemax_loss", "ntxent", "per_example_global_norm_clip", "plot_runs"),
+    *("poly_loss_cross_entropy", "projection_birkhoff", "projection_box_section", "root_plus"),
+    *("rounded_to", "safe_norm", "soap", "sweep"),
+}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks what `quick` leaves out as slow, before pytest deselects that."""
     cases = defaultdict(list)
     for item in items:
+        if hasattr(item, "dtest") and item.name.rpartition(".")[2] in LONG_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for found in cases.values():
@@ -81,6 +95,23 @@ def pytest_collection_modifyitems(config, items):
         out = left_out(items, since_last_whole_run(config.getoption("slow") == "changed"))
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Quick tests of a file run in one process, for they share what is compiled, unless they have a
+    group of their own; and xdist, which after each test counts what is left of every group, has few
+    of them. Slow ones take too long for that: one process would wait for the other's last file."""
+    if config.getoption("dist") != "loadgroup" or config.option.markexpr != "not slow":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduling(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            group = super()._split_scope(nodeid)
+            return group if group != nodeid else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter, config):

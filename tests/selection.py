@@ -150,7 +150,7 @@ def closure(module, inside=""):
 @functools.cache
 def built_from(name):
     """The modules on which what the catalogue makes of this name depends."""
-    tx = CATALOGUE[name].make()
+    tx = CATALOGUE[name].made
     pairs = (tx, *getattr(tx, "within", ()))
     declared = [pair.declaration for pair in pairs if getattr(pair, "declaration", None)]
     homes = {declaration.builder.function.__module__ for declaration in declared}

@@ -59,6 +59,7 @@ def test_a_printed_table_is_read_back():
     assert found == Table("Times", ["", "ms"], [["a", "1.50"], ["b, c", "2,000"]])
 
 
+@pytest.mark.slow
 def test_a_table_takes_the_place_of_an_older_one(tmp_path):
     text = "## Times\n\nWords.\n\n| a | ms |\n|---|---:|\n| x | 1.00 |\n\nMore.\n"
     new = Table("Times", ["a", "ms"], [["x", "2.00"], ["y", "3.00"]])

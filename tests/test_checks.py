@@ -128,7 +128,7 @@ def test_types_that_jax_cannot_keep_are_refused_when_built(dtype):
 SIZES = sorted(
     (name, argument)
     for name, entry in CATALOGUE.items()
-    for argument, hint in entry.make().declaration.builder.hints.items()
+    for argument, hint in entry.made.declaration.builder.hints.items()
     if size_of(hint) is not None
 )
 

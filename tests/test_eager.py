@@ -179,7 +179,7 @@ def test_array_hyperparameters_are_arguments():
 )
 def test_the_numbers_are_those_of_one_operation_after_another(name):
     """And the errors. Of the others `test_steps_have_the_bits_of_jit` and the contract
-    `test_compiled_equals_eager` show together that the numbers are."""
+    tests/test_settings.py show together that the numbers are."""
     tx = CATALOGUE[name].make()
     params, extra = tree(3), {"value": jnp.float32(1.0)}
 
@@ -245,6 +245,7 @@ def test_a_loop_of_new_optimizers_that_share_a_program(make):
     assert programs(loop) == 1
 
 
+@pytest.mark.slow
 def test_optimizers_that_take_a_second_step_are_no_such_loop():
     params = {"w": jnp.ones(3)}
     with warnings.catch_warnings():
@@ -253,6 +254,7 @@ def test_optimizers_that_take_a_second_step_are_no_such_loop():
             several(gradtx.noisy_sgd(rate), params, 2)
 
 
+@pytest.mark.slow
 def test_the_bits_of_a_step_do_not_depend_on_the_steps_before_it():
     params = {"w": jnp.asarray(RNG.normal(size=(3, 5)), jnp.float32)}
     for rate in RATES[:6]:

@@ -55,7 +55,7 @@ def in_catalogue():
     """``inner -> transformation`` for each place in each transformation that holds others."""
     cases = {}
     for name, entry in CATALOGUE.items():
-        tx = gradtx.with_extra_args_support(entry.make())
+        tx = gradtx.with_extra_args_support(entry.made)
         for i, (place, _) in enumerate(tx.children):
 
             def around(inner, tx=tx, i=i):
@@ -324,6 +324,7 @@ def test_multipliers(name):
     assert multipliers_in(around(name, inner)) == multipliers_in(inner)
 
 
+@pytest.mark.quick(4)
 @everywhere
 def test_who_takes_the_norm_of_all_gradients(name):
     tx = around(name, gradtx.clip_by_global_norm(1.0, two_pass=True))

@@ -133,6 +133,7 @@ def makers(node, inside=""):
         yield from makers(child, inside)
 
 
+@pytest.mark.slow
 def test_the_design_names_what_is_built_by_hand():
     built = [name for path in FILES for name in makers(ast.parse(path.read_text()))]
     page = (ROOT.parent / "docs" / "design.md").read_text()

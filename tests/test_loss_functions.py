@@ -67,7 +67,7 @@ def wrappers():
     """Each transformation of the catalogue that is built around another: a function of it."""
     found = {}
     for name, entry in CATALOGUE.items():
-        tx = entry.make()
+        tx = entry.made
         measures = {"lbfgs", "bfgs", "ssbroyden", "monitor", "sizes_and_directions"}
         if tx.children and name not in measures:
             found[name] = functools.partial(around, tx.declaration)
@@ -183,6 +183,7 @@ def test_a_part_sees_the_loss_of_all(optimizer, compiled):
             np.testing.assert_allclose(moved, alone, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_named_arguments_and_gradients_of_all():
     """A function with further arguments, and one that returns gradients."""
 

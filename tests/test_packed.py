@@ -50,7 +50,7 @@ OTHERS |= {"estimated_gradients"}
 WHOLE = [
     name
     for name, entry in sorted(CATALOGUE.items())
-    if not (name.startswith("scale_by_") or name in OTHERS or only_entries(entry.make()))
+    if not (name.startswith("scale_by_") or name in OTHERS or only_entries(entry.made))
 ]
 QUICK = ("accumulate", "clip_by_norm", "guard", "lamb", "muon", "schedule_free")
 

@@ -139,6 +139,7 @@ def test_duplicates_are_summed_in_single_precision():
     assert rows.dtype == rows.coalesce().dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_stays_in_its_row():
     rows = Rows(jnp.array([0, 7, 1]), jnp.array([[1.0, 1], [jnp.nan, 1], [jnp.inf, 1]]), TABLE)
     found = np.asarray(rows.to_dense())
@@ -260,6 +261,7 @@ def test_whoever_refuses_rows_has_the_name_that_users_know(name):
         tx.update(some([1, 2]), tx.init(table), table)
 
 
+@pytest.mark.slow
 def test_another_library_that_takes_rows_apart_is_told_of_dense_rows():
     optax = pytest.importorskip("optax")
     tx, rows = gradtx.chain(optax.adam(0.1)), some([1, 2])

@@ -17,7 +17,7 @@ def same(a, b):
         assert jnp.array_equal(x, y)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compose", [gradtx.adamw, lambda rate: gradtx.guard(gradtx.sgd(rate, 0.9))]
 )
@@ -97,6 +97,7 @@ def test_a_matched_state_goes_into_the_optimizer_of_nnx():
         gradtx.match_state_dict(tx, params, flat, state=before.opt_state)
 
 
+@pytest.mark.slow
 def test_a_model_of_equinox_with_batch_norm_goes_on(tmp_path):
     eqx = pytest.importorskip("equinox")
     tx = gradtx.adam(0.1)

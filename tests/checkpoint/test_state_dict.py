@@ -251,6 +251,7 @@ def slots(state):
     return {name: gradtx.get_slot(state, name) for name in ("mu", "nu")}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "tx",
     [

@@ -136,6 +136,7 @@ def composed(name, composition):
     return tx
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_states_of_wrappers_in_dicts_and_lists_load_bit_for_bit(way):
     for composition in ("alone", "accumulate", "partition"):

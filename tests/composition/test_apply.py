@@ -92,7 +92,7 @@ def test_describe_warns_of_steps_that_rounding_loses():
     assert "warning" not in str(gradtx.describe(gradtx.adam(1e-3), {"a": jnp.ones(2)}))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 256), ("float16", 2048)])
 def test_the_share_below_which_updates_are_lost(dtype, share):
     """One of a share and less is lost by no number."""

@@ -52,6 +52,7 @@ class Module:
         return cls(*children)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "labels",
     [

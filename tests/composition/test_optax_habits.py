@@ -179,7 +179,7 @@ def test_the_way_of_an_equinox_module():
     np.testing.assert_allclose(model.weight, 0.9, atol=1e-4)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "make",
     [

@@ -125,6 +125,7 @@ def test_extra_arguments_are_divided_by_parts():
     assert seen == [None, None]
 
 
+@pytest.mark.quick(1)
 @MADE
 @pytest.mark.filterwarnings("ignore")  # Orbax's own
 def test_an_orbax_checkpoint_with_a_none_for_each_leaf_goes_on(make, tmp_path):

@@ -82,7 +82,7 @@ def under_jit(function, p, data):
 
 def entrywise(name):
     """Whether it is an optimizer or a link whose rules read nothing beyond an entry or a row."""
-    where, rules = getattr(gradtx, name).builder.function.__module__, CATALOGUE[name].make().rules
+    where, rules = getattr(gradtx, name).builder.function.__module__, CATALOGUE[name].made.rules
     own = where.startswith(("gradtx.optimizers.", "gradtx.transforms."))
     return own and bool(rules) and all(r.scope in {"entry", "row"} and not r.of_tree for r in rules)
 

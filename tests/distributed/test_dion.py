@@ -34,6 +34,7 @@ def of(mean_of=gradtx.distributed_dion, **options):
     return mean_of(RATE, *given, FRACTION, DECAY, EPS, WEIGHT_DECAY, key=3, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.paper("distributed_dion")
 def test_devices_with_momenta_of_their_own():
     """Ahn et al. 2025, as `dion.py` of https://github.com/microsoft/dion averages over replicas."""

@@ -36,6 +36,7 @@ def run(tx, weight=None):
     return steps_of_devices(tx, start(), gradients(), weight)
 
 
+@pytest.mark.slow
 @pytest.mark.paper("sparse_loco")
 def test_sparse_loco_follows_the_algorithm():
     every, rate, outer, decay, count = 3, 0.1, 0.7, 0.8, {"b": 3, "w": 12}
@@ -58,6 +59,7 @@ def test_sparse_loco_follows_the_algorithm():
         np.testing.assert_allclose(state.outer_state[0].error[k], error, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.paper("demo")
 def test_demo_follows_the_algorithm():
     rate, decay, weight_decay, count = 0.1, 0.9, 0.3, {"b": 2, "w": 8}

@@ -105,6 +105,7 @@ def test_factors_go_to_their_owners_as_stacks(kind):
     assert sum(sent.values()) <= 2 * stacks
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_divided_nothing_changes():
     """Without a mesh, on one device, under `vmap`, and in a `shard_map` with axes of its own."""
     tx, p = gradtx.orthogonalize(), {"w": jnp.ones((8, 8, 16))}

@@ -471,7 +471,7 @@ def over_columns(path, slot):
     return P(None, "data") if path.startswith("0/mu/") else None
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [None, "data"])
 @pytest.mark.parametrize("slots", [{"0/mu/*": P(None, "data")}, over_columns])
 def test_slots_may_lie_otherwise_than_their_parameters(slots, zero):

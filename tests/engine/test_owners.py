@@ -124,6 +124,7 @@ def test_updates_are_those_of_one_device(sizes, rows, zero, kind, balance):
     assert not re.findall(COLLECTIVE, in_loops(program))
 
 
+@pytest.mark.slow
 def test_an_axis_of_one_device_divides_no_matrix():
     """Neither alone nor beside another axis, however the specification is written."""
 

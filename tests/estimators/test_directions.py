@@ -15,7 +15,7 @@ def leaves():
     return [jnp.zeros((3, 2)), jnp.zeros(()), jnp.zeros((2,), jnp.complex64), jnp.zeros((0, 4))]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_entries_have_the_variance_one_and_are_not_correlated(distribution):
     def drawn(k):

@@ -39,6 +39,7 @@ def test_the_paper(ranks):
     assert_agrees(estimator, wanted, POPULATION // 2)
 
 
+@pytest.mark.slow
 def test_without_ranks_it_is_that_of_spsa_with_normal_directions():
     with jax.enable_x64(True):
         ours = estimated(gradtx.evolution_strategies(POPULATION, SCALE, ranks=False))
@@ -47,6 +48,7 @@ def test_without_ranks_it_is_that_of_spsa_with_normal_directions():
     assert ours[0] == twin[0]
 
 
+@pytest.mark.slow
 def test_the_mean_over_many_directions_is_the_gradient_of_the_smoothed_loss():
     """Of a cube, smoothed by normal noise, it is that of the cube and 3 times the variance."""
     wanted = gradient(POINT) + 3 * 0.1**2
@@ -57,6 +59,7 @@ def weights_of(values):
     return gradtx.evolution_strategies(4, 1.0).evaluations.weights(jnp.float32(values))
 
 
+@pytest.mark.slow
 def test_ranks_are_those_of_any_increasing_function():
     values = np.float32([[3.0, 1.0], [2.0, 8.0]])
     np.testing.assert_array_equal(weights_of(values), weights_of(np.exp(values)))

@@ -25,6 +25,7 @@ def test_the_paper(samples):
     assert_agrees(estimator, baydin, samples)
 
 
+@pytest.mark.slow
 def test_the_mean_over_many_directions_is_the_gradient():
     assert_unbiased(gradtx.forward_gradients(4000), 4000)
 

@@ -50,7 +50,7 @@ def test_the_papers(distribution, transcription):
     assert_agrees(estimator, transcription, SAMPLES)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", ["rademacher", "normal", "sphere"])
 def test_the_mean_over_many_directions_is_the_gradient(distribution):
     estimator = gradtx.spsa(1e-2, 4000, distribution)

@@ -129,6 +129,7 @@ def test_the_length_of_a_window_goes_by_the_windows_so_far(builder, inner):
     assert int(length) == len(ended)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "wrapped"),
     [

@@ -16,13 +16,16 @@ import pytest
 import gradtx
 from gradtx.interop import from_keras
 from tests import oracle
+from tests.later import later
 from tests.quick import quick
 
 os.environ["KERAS_BACKEND"] = "jax"
-keras = pytest.importorskip("keras")
-KO = keras.optimizers
-# Keras's variables do not know NumPy's newest protocol.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+keras, KO = later("keras"), later("keras", "keras.optimizers")
+# Keras's variables do not know NumPy's newest protocol. One process imports Keras.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.xdist_group("keras"),
+]
 SHAPES = {"table": (4, 3), "kernel": (3, 2), "bias": (2,)}
 STEPS = 20
 
@@ -85,19 +88,17 @@ def keras_schedule_free(*args, **options):
     return KO.ScheduleFreeAdamW(*args, **options)
 
 
-def schedules():
-    s = keras.optimizers.schedules
-    return {
-        "exponential": s.ExponentialDecay(0.1, 7, 0.5, staircase=True),
-        "piecewise": s.PiecewiseConstantDecay([5, 23], [0.1, 0.05, 0.01]),
-        "polynomial": s.PolynomialDecay(0.1, 9, 0.01, power=2.0, cycle=True),
-        "polynomial once": s.PolynomialDecay(0.1, 30, 0.01, power=2.0),
-        "inverse": s.InverseTimeDecay(0.1, 5, 0.5, staircase=True),
-        "cosine": s.CosineDecay(0.0, 30, 0.1, warmup_target=0.1, warmup_steps=5),
-        "cosine once": s.CosineDecay(0.1, 30, 0.1),
-        "restarts": s.CosineDecayRestarts(0.1, 4, t_mul=2.0, m_mul=0.8, alpha=0.1),
-        "restarts alike": s.CosineDecayRestarts(0.1, 4, t_mul=1.0, m_mul=0.8),
-    }
+SCHEDULES = {
+    "exponential": lambda: KO.schedules.ExponentialDecay(0.1, 7, 0.5, staircase=True),
+    "piecewise": lambda: KO.schedules.PiecewiseConstantDecay([5, 23], [0.1, 0.05, 0.01]),
+    "polynomial": lambda: KO.schedules.PolynomialDecay(0.1, 9, 0.01, power=2.0, cycle=True),
+    "polynomial once": lambda: KO.schedules.PolynomialDecay(0.1, 30, 0.01, power=2.0),
+    "inverse": lambda: KO.schedules.InverseTimeDecay(0.1, 5, 0.5, staircase=True),
+    "cosine": lambda: KO.schedules.CosineDecay(0.0, 30, 0.1, warmup_target=0.1, warmup_steps=5),
+    "cosine once": lambda: KO.schedules.CosineDecay(0.1, 30, 0.1),
+    "restarts": lambda: KO.schedules.CosineDecayRestarts(0.1, 4, t_mul=2.0, m_mul=0.8, alpha=0.1),
+    "restarts alike": lambda: KO.schedules.CosineDecayRestarts(0.1, 4, t_mul=1.0, m_mul=0.8),
+}
 
 
 OPTIMIZERS = {
@@ -128,7 +129,7 @@ OPTIMIZERS = {
     "muon plain": lambda: KO.Muon(0.01, nesterov=False, rms_rate=None, weight_decay=None),
     "accumulation": lambda: KO.Adam(0.01, gradient_accumulation_steps=3, clipnorm=1.0),
     "accumulation schedule": lambda: KO.SGD(
-        schedules()["exponential"], momentum=0.9, gradient_accumulation_steps=3
+        SCHEDULES["exponential"](), momentum=0.9, gradient_accumulation_steps=3
     ),
     "average": lambda: KO.SGD(0.1, use_ema=True, ema_momentum=0.9),
     "average accumulation": lambda: KO.SGD(
@@ -149,7 +150,7 @@ OPTIMIZERS = {
     "several": lambda: KO.MultiOptimizer(
         KO.OptimizerMap(KO.Adam(0.01), {"ker.*": KO.SGD(0.1, momentum=0.9), "none": KO.Lion(0.1)})
     ),
-    "schedule": lambda: KO.SGD(schedules()["cosine"], weight_decay=0.1),
+    "schedule": lambda: KO.SGD(SCHEDULES["cosine"](), weight_decay=0.1),
 }
 
 
@@ -192,16 +193,20 @@ def test_every_class_of_keras_is_known():
     """Those that Keras publishes, and those that are tried above."""
     made = [make() for make in OPTIMIZERS.values()]
     tried = {type(optimizer).__name__ for optimizer in made} | {"Optimizer", "OptimizerMap"}
-    assert {n for n in dir(KO) if isinstance(getattr(KO, n), type)} == tried
-    there = {n for n in dir(KO.schedules) if isinstance(getattr(KO.schedules, n), type)}
-    tried = {type(schedule).__name__ for schedule in schedules().values()}
+
+    def classes(module):
+        return {name for name, each in vars(module).items() if isinstance(each, type)}
+
+    assert classes(keras.optimizers) == tried
+    there = classes(keras.optimizers.schedules)
+    tried = {type(make()).__name__ for make in SCHEDULES.values()}
     assert there == tried | {"LearningRateSchedule"}
 
 
 @pytest.mark.quick(3)
-@pytest.mark.parametrize("name", schedules())
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules(name):
-    schedule = schedules()[name]
+    schedule = SCHEDULES[name]()
     tx = from_keras(KO.SGD(schedule))
     counts = jnp.arange(40)
     mine, theirs = tx.declaration.arguments["learning_rate"], lambda count: schedule(count)
@@ -584,7 +589,7 @@ JSON = st.recursive(
 def templates():
     names = ("SGD", "Adam", "RMSprop", "Ftrl", "Adafactor", "Muon")
     plain = [{"class_name": c, "config": getattr(KO, c)().get_config()} for c in names]
-    scheduled = [KO.serialize(KO.SGD(s)) for s in schedules().values()]
+    scheduled = [KO.serialize(KO.SGD(make())) for make in SCHEDULES.values()]
     return [*plain, *scheduled, *(KO.serialize(OPTIMIZERS[n]()) for n in ("loss scale", "several"))]
 
 

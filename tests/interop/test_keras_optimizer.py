@@ -19,14 +19,17 @@ import gradtx
 from gradtx.interop import from_keras, keras_objects, keras_optimizer
 from tests import catalogue
 from tests.catalogue import CATALOGUE, has_an_optimizer, optimizers
+from tests.later import later
 from tests.processes import environment
 from tests.quick import quick
 
 os.environ["KERAS_BACKEND"] = "jax"
-keras = pytest.importorskip("keras")
-KO = keras.optimizers
-# Keras's variables do not know NumPy's newest protocol.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+keras, KO = later("keras"), later("keras", "keras.optimizers")
+# Keras's variables do not know NumPy's newest protocol. One process imports Keras.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.xdist_group("keras"),
+]
 NAMES = sorted(CATALOGUE)
 # Every optimizer, and a third of the links and wrappers, whose states are of the same kinds.
 ESTIMATED = "estimated_gradients"  # is refused, with its own test
@@ -58,36 +61,37 @@ X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 Y = (X @ np.float32([[1.0], [-2.0], [0.5]]) > 0).astype(np.float32)
 
 
-class Telling(keras.Sequential):
-    """A model whose step passes on the loss, and gradients of each example if they are wanted."""
+def telling(of_examples):
+    class Telling(keras.Sequential):
+        """A model whose step passes on the loss, and gradients of examples if these are wanted."""
 
-    examples = False
+        def train_step(self, state, data):
+            trainable, fixed, slots, metrics = state
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
 
-    def train_step(self, state, data):
-        trainable, fixed, slots, metrics = state
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            def loss(values, x, y):
+                return jnp.mean((self.stateless_call(values, fixed, x)[0] - y) ** 2)
 
-        def loss(values, x, y):
-            return jnp.mean((self.stateless_call(values, fixed, x)[0] - y) ** 2)
+            def value_fn(by_path):
+                return loss(list(by_path.values()), x, y)
 
-        def value_fn(by_path):
-            return loss(list(by_path.values()), x, y)
+            value, grads = jax.value_and_grad(loss)(trainable, x, y)
+            if of_examples:
+                each = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))
+                grads = each(trainable, x[:, None], y[:, None])
+            paths = [v.path for v in self.trainable_variables]
+            by_path = OrderedDict(zip(paths, grads, strict=True))
+            more = {"value": value, "grad": by_path, "value_fn": value_fn}
+            trainable, slots = self.optimizer.stateless_apply(slots, grads, trainable, **more)
+            return {"loss": value}, (trainable, fixed, slots, metrics)
 
-        value, grads = jax.value_and_grad(loss)(trainable, x, y)
-        if self.examples:
-            each = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))
-            grads = each(trainable, x[:, None], y[:, None])
-        paths = [v.path for v in self.trainable_variables]
-        by_path = OrderedDict(zip(paths, grads, strict=True))
-        more = {"value": value, "grad": by_path, "value_fn": value_fn}
-        trainable, slots = self.optimizer.stateless_apply(slots, grads, trainable, **more)
-        return {"loss": value}, (trainable, fixed, slots, metrics)
+    return Telling
 
 
-def model(optimizer, kind=keras.Sequential, dtype=None, **options):
+def model(optimizer, kind=None, dtype=None, **options):
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(4, "tanh", dtype=dtype), keras.layers.Dense(1, dtype=dtype)]
-    made = kind([keras.Input((3,)), *layers])
+    made = (kind or keras.Sequential)([keras.Input((3,)), *layers])
     made.compile(optimizer, loss="mse", **options)
     return made
 
@@ -120,21 +124,24 @@ def ours(name):
     return keras_optimizer(tx)
 
 
-class Estimating(keras.Sequential):
-    """A model whose gradients are estimated."""
+def estimating():
+    class Estimating(keras.Sequential):
+        """A model whose gradients are estimated."""
 
-    def train_step(self, state, data):
-        trainable, fixed, slots, metrics = state
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        def train_step(self, state, data):
+            trainable, fixed, slots, metrics = state
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
 
-        def loss(values):
-            prediction = self.stateless_call(values, fixed, x)[0]
-            return jnp.mean((prediction - y) ** 2), jnp.mean(prediction)
+            def loss(values):
+                prediction = self.stateless_call(values, fixed, x)[0]
+                return jnp.mean((prediction - y) ** 2), jnp.mean(prediction)
 
-        (value, _), trainable, slots = self.optimizer.stateless_minimize(
-            loss, slots, trainable, has_aux=True
-        )
-        return {"loss": value}, (trainable, fixed, slots, metrics)
+            (value, _), trainable, slots = self.optimizer.stateless_minimize(
+                loss, slots, trainable, has_aux=True
+            )
+            return {"loss": value}, (trainable, fixed, slots, metrics)
+
+    return Estimating
 
 
 @pytest.mark.slow
@@ -143,7 +150,7 @@ def test_estimated_gradients_have_the_steps_of_minimize(scaled):
     tx = gradtx.adam(0.1)
     made = model(
         keras_optimizer(tx, gradients=gradtx.spsa(1e-2), loss_scale_factor=8.0 if scaled else None),
-        Estimating,
+        estimating(),
     )
     optimizer = made.optimizer
     optimizer.build(made.trainable_variables)
@@ -170,7 +177,7 @@ def test_gradients_of_a_backward_pass_are_refused_where_they_are_estimated():
     with pytest.raises(ValueError, match="keras_optimizer: gradients are estimated"):
         fit(model(keras_optimizer(gradtx.sgd(0.1), gradients=gradtx.spsa())), 1)
     with pytest.raises(ValueError, match="pass gradients=gradtx.spsa"):
-        fit(model(keras_optimizer(gradtx.sgd(0.1)), Estimating), 1)
+        fit(model(keras_optimizer(gradtx.sgd(0.1)), estimating()), 1)
     with pytest.raises(TypeError, match="keras_optimizer: gradients must be an estimator"):
         keras_optimizer(gradtx.sgd(0.1), gradients=gradtx.spsa)
 
@@ -178,8 +185,7 @@ def test_gradients_of_a_backward_pass_are_refused_where_they_are_estimated():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", quick(TRAINED, "adam", "partition"))
 def test_the_catalogue_trains_and_continues_from_weights(name, tmp_path):
-    telling = type("Telling", (Telling,), {"examples": name in EXAMPLES})
-    kind = telling if name in ASKING + EXAMPLES else keras.Sequential
+    kind = telling(name in EXAMPLES) if name in ASKING + EXAMPLES else keras.Sequential
     path = tmp_path / "run.weights.h5"
     first = model(ours(name), kind)
     losses = fit(first, 1)

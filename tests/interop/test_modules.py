@@ -41,6 +41,7 @@ def program(name, objects, own):
     return re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(step)(params, state)))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", quick(contracts.NAMES, *FEW))
 def test_leaves_that_are_no_parameters_change_no_step(name):
     names = sorted(contracts.two(name))
@@ -119,7 +120,7 @@ def filtered(model, grads):
     return eqx.filter(model, eqx.is_inexact_array), grads
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap",
     [

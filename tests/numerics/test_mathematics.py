@@ -112,6 +112,7 @@ def test_the_root_of_integers(x):
     assert got.dtype == want.dtype
 
 
+@pytest.mark.slow
 def test_a_quotient_rests_where_the_square_alone_is_zero():
     """Bit for bit what it is without the sum; and where both are 0, the derivative is had."""
     x, square = jnp.array([-0.0, 0.0, 3.0, 3.0, jnp.nan]), jnp.array([0.0, 0.0, 0.0, 4.0, 0.0])

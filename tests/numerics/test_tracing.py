@@ -20,7 +20,7 @@ LEAVES = 12
 
 
 def tree(count=LEAVES, shape=(3, 4)):
-    return {f"{i:02}": jnp.asarray(RNG.normal(size=shape), jnp.float32) for i in range(count)}
+    return {f"{i:02}": jax.device_put(np.float32(RNG.normal(size=shape))) for i in range(count)}
 
 
 class CountedState(NamedTuple):
@@ -77,6 +77,7 @@ def of_wide_leaves():
     return gradtx.elementwise(CountedState, lambda p: {"m": jnp.zeros_like(p)}, rule)
 
 
+@pytest.mark.slow
 def test_what_a_step_computes_for_one_kind_is_computed_anew_for_another():
     params = {i: tree(4, (3, 2 * i)) for i in range(1, 5)}
     tx = of_wide_leaves()

@@ -55,7 +55,7 @@ def test_dion2(name, shape):
     check(gradtx.dion2(0.05, 0.4, 0.8, 0.1, **OPTIONS), update, name, shape)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.paper("dion3")
 @on_matrices
 def test_dion3(name, shape):

@@ -108,7 +108,7 @@ NARROW = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(NARROW)))
 def test_the_way_is_cut_short_where_the_projection_does_not_descend(case):
     """A narrow valley leads out of the box, and the projection of its lowest point is higher."""
@@ -360,6 +360,7 @@ def test_bounds_in_lists_are_told_to_be_arrays(bounds, params, says):
         gradtx.solve(gradtx.global_norm, params, gradtx.lbfgsb(*bounds))
 
 
+@pytest.mark.slow
 def test_bounds_of_scipy():
     lower, upper = jnp.array([(-2, 0.5), (-2, 2)]).T
     tx = gradtx.lbfgsb(lower, upper)

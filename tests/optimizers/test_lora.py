@@ -422,6 +422,7 @@ def ones(*shape):
     return jnp.ones(shape)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("options", "tree", "match"),
     [

@@ -129,6 +129,7 @@ def test_decay_may_be_cautious_and_scheduled():
     oracle.check(tx, update, atol=1e-7, shape=(4, 3), dtype=np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [lambda path, leaf: "norm" not in path, ["body/*", "table"]])
 def test_a_mask_reaches_muons_leaves_and_another_adams(mask):
     """As in Optax the first leaves Adam's alone; the same one in both places reaches all."""

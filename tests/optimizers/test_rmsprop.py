@@ -9,6 +9,7 @@ from tests import oracle
 from tests.optimizers.papers import mean
 
 
+@pytest.mark.quick(4)
 @pytest.mark.paper("rmsprop")
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("inside", [False, True])

@@ -60,7 +60,7 @@ ASCENDING = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("rate", [-0.1, optax.linear_schedule(-0.1, 0.1, 4)], ids=["-", "-+"])
 @pytest.mark.parametrize("name", ASCENDING)
 def test_a_negative_rate_ascends(name, rate):

@@ -56,6 +56,7 @@ def test_sets_without_entries_and_without_equations():
     assert pr.projection_box_section(empty, 0, 1, 1, 0) is empty
 
 
+@pytest.mark.slow
 @few
 @given(
     x=st.lists(st.integers(-4, 4), min_size=N, max_size=N).map(np.array),

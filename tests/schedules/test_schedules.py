@@ -387,7 +387,7 @@ def test_a_peak_of_0_stays_0():
     np.testing.assert_allclose(half, 0.25, rtol=1e-6)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cosine_onecycle_schedule", "linear_onecycle_schedule"])
 def test_one_cycles_of_traced_steps(name):
     made = getattr(gradtx, name)

@@ -348,11 +348,13 @@ class TestRefused:
         with pytest.raises((TypeError, ValueError), match="exact_rows"):
             catch_up_once(gradtx.exact_rows(CATALOGUE[name].make()))
 
+    @pytest.mark.slow
     def test_a_window_of_rows(self):
         tx = gradtx.exact_rows(gradtx.accumulate(gradtx.adam(0.1), 2, rows={"table": 10}))
         with pytest.raises(ValueError, match="'mini_step' in the state changes"):
             catch_up_once(tx)
 
+    @pytest.mark.slow
     def test_steps_that_may_be_left_out(self):
         tx = gradtx.exact_rows(gradtx.apply_if_finite(gradtx.adam(0.1), 3))
         with pytest.raises(ValueError, match="'notfinite_count' in the state changes"):

@@ -61,6 +61,7 @@ def test_exact_rows_of_chosen_leaves_are_the_dense_update(name):
     chex.assert_trees_all_close(sparse.catch_up(exact, got, state)[0], want, rtol=1e-6)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_rows_alone_choose_the_same_leaves(name):
     tx = CHOSEN[name]()
@@ -94,6 +95,7 @@ def test_another_library_that_maps_over_indices_is_refused():
     np.testing.assert_array_equal(got["table"].indices, ROWS.indices)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("inner", [gradtx.sgd(0.1), gradtx.adagrad(0.1)])
 def test_another_library_hands_rows_to_what_is_inside(inner):
     around = gradtx.with_extra_args_support(optax.chain(optax.identity(), inner))

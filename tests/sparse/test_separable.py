@@ -152,6 +152,7 @@ def test_a_row_of_another_table_is_another_row():
         check_separable(tx, params, tx.init(params), params)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("lengths", [(9, 6), (20_000, 20_000), (3, 9, 9, 9, 9, 20_000)])
 def test_tables_may_differ_in_length(lengths):
     params = [jnp.ones((n, 2)) for n in lengths] + [jnp.ones((9, 1))]

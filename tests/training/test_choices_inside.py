@@ -124,6 +124,7 @@ def test_what_is_trained_and_inside_is_chosen_by_whole_leaves():
     assert set(step.inside(parameters(), *batch()).inside) == {f"layers/{k}" for k in "abc"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "f",
     [
@@ -244,6 +245,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_sharding_is_read_by_what_it_divides(spec):
     """However a specification is written, with an axis of one device in it or not."""
@@ -287,7 +289,7 @@ def halves(params):
     return {**grads, "layers": jax.tree.map(lambda x: None, grads["layers"])}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_roles_are_those_of_all_leaves_where_some_have_no_gradient(compiled):
     """The program of a step outside of `jit` is another where other leaves are whole."""

@@ -340,6 +340,7 @@ def test_a_scale_in_a_step_is_replaced_without_compiling_again():
     assert len(calls) == traced
 
 
+@pytest.mark.slow
 def test_scales_are_swept_by_path_in_one_program():
     tx = gradtx.estimated_gradients(gradtx.sgd(0.1), gradtx.spsa(jnp.float32(0.1)))
     assert float(gradtx.hyperparams(tx)["gradients.scale"]) == pytest.approx(0.1)
@@ -546,6 +547,7 @@ def test_what_is_no_estimator_or_has_no_key_is_refused_by_name():
             gradtx.minimize(flat, tx, x, tx.init(x), gradients=gradtx.spsa(), inside=inside)
 
 
+@pytest.mark.slow
 def test_estimates_are_outermost_and_once():
     x, own = jnp.ones(2), gradtx.estimated_gradients(gradtx.sgd(0.1), gradtx.spsa())
     inner = gradtx.chain(gradtx.clip(1.0), own)

@@ -507,6 +507,7 @@ def test_leaves_with_terms_of_their_own():
     np.testing.assert_allclose(jax.grad(jax.grad(lambda t: solution(t**2)))(2.0), 2.0)
 
 
+@pytest.mark.slow
 def test_where_it_diverged_the_derivative_is_nan():
     def end(target):
         def loss(x, target):
@@ -753,6 +754,7 @@ def test_a_user_s_own_says_why_it_is_refused(facet, words):
         tried(gradtx.chain(of_ones_own(facet), gradtx.scale(-1.0)))
 
 
+@pytest.mark.slow
 def test_a_user_s_own_says_why_it_is_not_refused():
     with pytest.raises(ValueError, match="of_ones_own in a chain with project"):
         tried(gradtx.chain(of_ones_own(), gradtx.scale(-1.0), BOX))
@@ -764,6 +766,7 @@ def test_a_user_s_own_says_why_it_is_not_refused():
         gradtx.proximal(of_ones_own(Scaling("past")), "l1", arguments={"strength": 1.0})
 
 
+@pytest.mark.slow
 def test_the_map_of_a_user_s_own():
     def chained(*links, **how):
         return gradtx.chain(of_ones_own(Nearest(at_least_one, **how)), *links)

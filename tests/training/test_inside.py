@@ -384,6 +384,7 @@ def test_what_has_no_public_name_is_named_by_what_it_is_in():
         trained(loss, tx, inside=True, steps=1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("tx", "instead"),
     [
@@ -512,7 +513,7 @@ DRAWN = ("noisy_sgd",)  # its noise is another
 
 
 def is_allowed(name):
-    return name in ALLOWED or reads_entries(CATALOGUE[name].make())
+    return name in ALLOWED or reads_entries(CATALOGUE[name].made)
 
 
 EACH = sorted({*optimizers(), *ALLOWED} - {*DRAWN})
@@ -978,6 +979,7 @@ def test_what_may_count_the_leaves_is_refused(tx):
         step(parameters(), tx.init(parameters()), *batch())
 
 
+@pytest.mark.slow
 def test_what_says_that_it_goes_leaf_by_leaf_is_not_refused():
     def halved(updates, state, params=None):
         return jax.tree.map(lambda g: -g / 2, updates), state

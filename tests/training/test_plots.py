@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import gradtx
+from tests.later import later
 
-pytest.importorskip("matplotlib")
+later("matplotlib")
 
 
 def valley(p):
@@ -25,6 +26,7 @@ def solved(loss, start, rate, steps=20):
     return gradtx.solve(loss, start, gradtx.sgd(rate), max_steps=steps, record=True)
 
 
+@pytest.mark.slow
 def test_losses_and_the_way_through_the_plane_of_two_parameters(tmp_path):
     runs = {"slow": solved(valley, START, 1e-3), "fast": solved(valley, START, 1e-2)}
     figure = gradtx.plot_runs(runs, valley)
@@ -43,6 +45,7 @@ def test_losses_and_the_way_through_the_plane_of_two_parameters(tmp_path):
     assert (tmp_path / "runs.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_runs_of_a_vmap_and_of_ones_own():
     rates = jnp.array([1e-3, 1e-2])
     stack = jax.vmap(lambda rate: solved(quartic, jnp.array(2.0), rate, 5))(rates)
@@ -54,6 +57,7 @@ def test_runs_of_a_vmap_and_of_ones_own():
     assert line.get_ylabel() == "loss"
 
 
+@pytest.mark.slow
 def test_one_solution_ends_where_it_stopped():
     found = solved(quartic, jnp.array(2.0), 0.1, 30)  # which diverges
     assert int(found.status) == gradtx.Status.DIVERGED

@@ -201,6 +201,7 @@ def test_by_hand_and_in_one_step_are_the_same(cure, dtype):
     chex.assert_trees_all_equal(by_hand[0][far], other[0][far])
 
 
+@pytest.mark.slow
 @others
 def test_transformations_of_other_libraries_keep_the_types_of_their_states(cure):
     import optax

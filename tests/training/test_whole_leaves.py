@@ -31,6 +31,7 @@ CHOOSING = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CHOOSING)
 def test_two_halves_of_a_step_choose_as_one(name):
     """Of the leaves that are trained, for which the state was made."""
@@ -43,6 +44,7 @@ def test_two_halves_of_a_step_choose_as_one(name):
     assert want["w"][0, 0] != want["b"][0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CHOOSING)
 def test_a_wrapper_that_changes_the_form_changes_the_whole(name):
     tx = gradtx.split_real_and_imaginary(CHOOSING[name]())

@@ -8,7 +8,7 @@ import gradtx
 from tests import oracle
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.paper("clip", "clip_by_norm", "clip_by_block_rms")
 @pytest.mark.parametrize("array", [False, True])
 @pytest.mark.parametrize("shape", [(4, 3), ()])

@@ -22,7 +22,7 @@ COLLECTIVE = {"local_sgd", "diloco", "sparse_loco", "streaming_diloco"}
 WRAPPERS = sorted(
     name
     for name, entry in CATALOGUE.items()
-    if entry.make().children and name not in OTHERS | COLLECTIVE
+    if entry.made.children and name not in OTHERS | COLLECTIVE
 )
 # Where the average that is kept inside is not that of the parameters after each step: the step is
 # changed after the average has seen it, it is taken once in two calls, a first step leads to where

@@ -9,7 +9,7 @@ import gradtx
 from tests import oracle
 
 DECAY, RIDGE, EPS, INITIAL, EVERY = 0.8, 0.5, 0.1, 0.3, 3
-SAME = jnp.eye(4)
+SAME = np.eye(4, dtype=np.float32)
 STACKED = gradtx.MuonDimensionNumbers(1, 2)
 
 
@@ -50,6 +50,7 @@ def run(tx, gs, moments):
     return updates, state
 
 
+@pytest.mark.quick(1)
 @pytest.mark.paper("scale_by_input_moments")
 @pytest.mark.parametrize("shape", [(4, 3), (3, 4)])
 def test_scale_by_input_moments(shape):
@@ -83,7 +84,7 @@ def test_layers_and_blocks_are_those_by_themselves():
             np.testing.assert_allclose(of_inputs[0, layer, block], whole, rtol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
 def test_of_a_quadratic_loss_it_is_newtons_step(dtype):
     """Of the mean of the squares of `z W - y`, real or complex, to where it is least."""

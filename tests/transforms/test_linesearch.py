@@ -84,7 +84,7 @@ def counted(function):
     return wrapped, calls
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "tx",
     [

@@ -30,7 +30,7 @@ def around(link, step):
     return gradtx.chain(gradtx.sgd(0.3), link), lambda g, s, t, p: step(-0.3 * g, p)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.paper("radial_brake")
 @on_matrices
 def test_radial_brake(name, shape):

@@ -92,6 +92,7 @@ def test_equals_optax(name):
     chex.assert_trees_all_equal_dtypes(ours, jax.tree.map(jnp.asarray, want))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("order", [None, 1, 2, jnp.inf, "inf", "infinity"])
 @pytest.mark.parametrize("squared", [False, True])
 def test_norms_equal_optax(order, squared):

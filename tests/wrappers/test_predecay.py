@@ -78,7 +78,7 @@ LACKING = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", LACKING)
 def test_every_optimizer_without_a_decay_or_its_mask_takes_this_one(name):
     """The step is its own, from where the leaves that the mask names have decayed to."""

@@ -44,7 +44,7 @@ def build(lib, names, outer, adversary, **options):
     return names["sam"](tx, lib.chain(names["normalize"](), climb), **options)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("opaque", [False, True], ids=["transparent", "opaque"])
 @pytest.mark.parametrize("reset", quick([True, False], True), ids=["reset", "keep"])
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_a_sequence_of_sizes_is_repeated():
     assert [x.tolist() for x in slots] == [[0, 1, 3, 4, 6, 7], [2, 5, 8]]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("split", [SplitLeaf(0, (1, 2)), SplitLeaf(1, (4,)), SplitLeaf(-2, (1, 3))])
 def test_any_axis_of_stacked_matrices(split):
     tx = gradtx.split_leaves(gradtx.clip_by_norm(0.5), {"w": split})

@@ -82,6 +82,7 @@ def test_a_direction_against_the_momentum_is_replaced_by_it():
     np.testing.assert_allclose(u, g, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_direction_along_the_gradient_where_the_momentum_is_not():
     """By less than the least that it is compared with, and so followed in part."""
     g, m, d = np.float32([[[1, 0], [0, 0]], [[0, 0], [0, 1]], [[6e-9, 1], [0, 1]]])
@@ -126,6 +127,7 @@ def test_a_cap_wins_over_a_larger_floor():
     np.testing.assert_array_equal(u, capped)
 
 
+@pytest.mark.slow
 def test_stacked_matrices_have_gates_of_their_own():
     numbers = gradtx.MuonDimensionNumbers(1, 2)
     tx = gradtx.trust_gate(gradtx.scale_by_sign(), weight_dimension_numbers=numbers)

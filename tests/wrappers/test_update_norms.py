@@ -47,6 +47,7 @@ def test_the_squares_are_those_of_the_update_and_of_the_parameters_before_it(nam
         np.testing.assert_allclose(state.params_sq, square(PARAMS), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_of_a_table_only_the_rows_that_move_are_measured():
     table = jnp.arange(1.0, 9.0).reshape(4, 2)
     rows = gradtx.Rows(
