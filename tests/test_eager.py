@@ -264,6 +264,17 @@ def test_the_bits_of_a_step_do_not_depend_on_the_steps_before_it():
         assert bits(got) == bits(jax.jit(tx.update)(params, state, params))
 
 
+def test_a_loss_as_a_number_leaves_the_bits_of_a_step():
+    """It is an argument of the program: another one compiles nothing."""
+    params = tree(3, shape=(3, 5))
+    tx = gradtx.adam(0.0321)
+    state = tx.init(params)
+    want = bits(jax.jit(tx.update)(params, state, params))
+    for value in (1.5, np.float32(1.5), 2):
+        assert bits(tx.update(params, state, params, value=value)) == want
+    assert programs(lambda: tx.update(params, state, params, value=0.5)) == 0
+
+
 @pytest.mark.slow
 def test_a_step_inside_of_jit_on_known_arrays_has_the_bits_of_the_others():
     params = tree(shape=(8, 5))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
+import numpy as np
 
 from gradtx.core.eager import EagerStep, count_of_arrays, eager_programs, is_ours
 from gradtx.core.explanations import check_alive, explain
@@ -168,10 +169,16 @@ def _one_program(call: _PairCall, rest: _Rest) -> Any:
     # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
     known = len(arrays) == len(call.extra_args) or call.entered.pair.rules is not None
     trees = call.updates, call.state, call.params
-    if not (known and count_of_arrays(*trees, arrays) and call.entered.is_ours):
+    # A number, such as a loss that was printed, is an argument of the program, as of `jax.jit`.
+    each = [x for x in jax.tree.leaves(arrays) if not _is_number(x)]
+    if not (known and count_of_arrays(*trees, each) and call.entered.is_ours):
         return None
     numbers, structure = call.entered.declaration.flatten()
     return _program(structure, whole_form())(numbers, *trees, **arrays)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float | np.number) and not isinstance(x, bool)
 
 
 def _numbers_as_arrays(call: _PairCall, rest: _Rest) -> None:
