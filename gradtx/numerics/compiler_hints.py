@@ -147,7 +147,7 @@ class Recomputed:
 
     def __init__(self, f: Callable[..., Any], *arrays: Array) -> None:
         self._f, self._arrays = f, arrays
-        self._program: _Program | None = None
+        self._program: _Replay | None = None
 
     def __call__(self, *, after: Array | Step, on: Backends = "cpu") -> Any:
         """The result, computed once `after` is known; see :func:`recompute`."""
@@ -165,13 +165,13 @@ class Recomputed:
         program = self._traced()
         return program.run(*program.constants, *program.numbers, *self._arrays)
 
-    def _traced(self, after: Any = None) -> "_Program":
+    def _traced(self, after: Any = None) -> "_Replay":
         if self._program is None:
-            self._program = _Program.of(self._f, self._arrays, after)
+            self._program = _Replay.of(self._f, self._arrays, after)
         return self._program
 
 
-class _Program(NamedTuple):
+class _Replay(NamedTuple):
     """A function as a program, of which the numbers that are written in it are arguments.
 
     Attributes:
@@ -185,7 +185,7 @@ class _Program(NamedTuple):
     numbers: list[Any]
 
     @classmethod
-    def of(cls, f: Callable[..., Any], arrays: tuple[Array, ...], after: Any) -> "_Program":
+    def of(cls, f: Callable[..., Any], arrays: tuple[Array, ...], after: Any) -> "_Replay":
         from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
 
         def traced() -> Any:  # of a function of its own, since JAX would keep the first trace

@@ -163,3 +163,13 @@ def test_an_error_of_links_that_are_traced_together_names_the_link_and_the_leaf(
     leaves = {**LEAVES, "4": jnp.zeros((5, 2, 3))}
     with pytest.raises(ValueError, match=r"at_most_two: at '4' a gradient of shape \(5, 2, 3\)"):
         jax.jit(tx.update)(leaves, tx.init(leaves))
+
+
+def test_a_rule_of_leaves_and_the_links_after_it_are_one_function_of_a_leaf():
+    p = {str(i): jnp.ones(3) for i in range(12)}
+
+    def equations(tx):
+        return len(jax.make_jaxpr(tx.update)(p, tx.init(p), p).eqns)
+
+    alone = gradtx.scale_by_trust_ratio()
+    assert equations(gradtx.chain(alone, gradtx.scale(-1.0))) <= equations(alone) + 2
