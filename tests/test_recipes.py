@@ -18,7 +18,7 @@ RUNS = json.loads(recipes.KEPT.read_text())
 NEEDS = {
     "early_stopping": "sklearn",
     "end_to_end_equinox": "equinox",
-    "end_to_end_nnx": "flax",
+    "end_to_end_nnx": "flax.nnx",
     "equinox_module": "equinox",
     "flax_linen": "flax",
     "flax_nnx": "flax",
@@ -92,8 +92,9 @@ def prepared(monkeypatch):
         monkeypatch.setenv("KERAS_BACKEND", "jax")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other libraries, as they are imported
-            if name in NEEDS:
-                pytest.importorskip(NEEDS[name])
+            module = pytest.importorskip(NEEDS[name]) if name in NEEDS else None
+        if name == "end_to_end_nnx" and not hasattr(module, "view"):
+            pytest.skip("Flax 0.12.0, beside the oldest JAX, has no nnx.view")
 
     return prepare
 
