@@ -217,6 +217,6 @@ def test_inside_of_jit_and_without_it_leaves_are_not_joined(monkeypatch):
 def test_entries_that_fill_blocks_are_no_new_values():
     """With zeros there, 0 / 0 would be an error."""
     params = drawn(0, MANY)
-    tx = gradtx.scale_by_rss(0.0, eps=0.0)
+    tx = gradtx.scale_by_rms(eps=0.0)
     with jax.debug_nans(True):
         tx.update(params, tx.init(params))

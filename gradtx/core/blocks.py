@@ -49,25 +49,33 @@ class OnBlocks:
         self._steps: Counter[Any] = Counter()  # by the structure of a tree and its shapes
 
     def __call__(self, *trees: Any, **named: Any) -> Any:
+        structure: Any
         leaves, structure = jax.tree.flatten(trees[self._like])
         kind = structure, tuple([x.shape for x in leaves])
         if self._steps[kind] < FIRST_STEPS:
             self._steps[kind] += 1
             joint = _Joint(*kind)
-            parts, outer = jax.tree.flatten((trees, named), is_leaf=joint.is_tree)
-            if joint.is_small and all(map(joint.takes, parts)) and _runs_at_once():
-                trees_of_blocks, named_blocks = outer.unflatten(map(joint.joined, parts))
-                try:
-                    done = self._program(*trees_of_blocks, **named_blocks)
-                except (TypeError, ValueError):
-                    return self._program(*trees, **named)  # the error tells the leaf
-                return jax.tree.map(joint.restored, done, is_leaf=_is_joined)
+            if joint.is_small and _runs_at_once():
+                return self._on_blocks(joint, trees, named)
+        return self._program(*trees, **named)
+
+    def _on_blocks(self, joint: "_Joint", trees: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        outer: Any
+        parts, outer = jax.tree.flatten((trees, named), is_leaf=joint.is_tree)
+        if all(map(joint.takes, parts)):
+            trees_of_blocks, named_blocks = outer.unflatten(map(joint.joined, parts))
+            try:
+                done = self._program(*trees_of_blocks, **named_blocks)
+            except (TypeError, ValueError):
+                return self._program(*trees, **named)  # the error tells the leaf
+            return jax.tree.map(joint.restored, done, is_leaf=_is_joined)
         return self._program(*trees, **named)
 
 
 def _runs_at_once() -> bool:
     """Whether a program that is called now runs, and is not a part of one that is traced."""
-    return not (jax.config.jax_disable_jit or is_tracer(jax.device_put(np.zeros(()))))
+    config: Any = jax.config
+    return not (config.jax_disable_jit or is_tracer(jax.device_put(np.int32(0))))
 
 
 class _Joined(NamedTuple):
