@@ -1,4 +1,4 @@
-"""What Adam costs outside of `jit`: the first step of a process, and later ones.
+"""What Adam costs outside of `jit`: the first step of a process, early ones, and later ones.
 
 python -m benchmarks.eager
 
@@ -20,6 +20,7 @@ import optax
 import gradtx
 from benchmarks.tables import markdown
 from benchmarks.timing import interleaved, ratio
+from gradtx.core.blocks import FIRST_STEPS
 
 COUNTS, SHAPES = (20, 150), (4, 40)  # a model of equal layers has few shapes
 PROCESSES = 3
@@ -65,10 +66,19 @@ def firsts(count: int, shapes: int) -> dict[str, list[float]]:
     return seconds
 
 
+def early(count: int, shape: tuple[int, ...]) -> dict[str, list[float]]:
+    """Steps on blocks after the first."""
+    return steps(count, shape, FIRST_STEPS - 2, 2)
+
+
 def later(count: int, shape: tuple[int, ...]) -> dict[str, list[float]]:
+    return steps(count, shape, ROUNDS, FIRST_STEPS + 2)
+
+
+def steps(count: int, shape: tuple[int, ...], rounds: int, before: int) -> dict[str, list[float]]:
     params = leaves(count, shape)
     runs = {name: Training(library, params) for name, library in LIBRARIES.items()}
-    return interleaved(runs, ROUNDS, clock=time.process_time)
+    return interleaved(runs, rounds, before, time.process_time)
 
 
 def row(count: int, what: str, seconds: dict[str, list[float]]) -> list[object]:
@@ -82,6 +92,7 @@ def table() -> str:
         for shapes in SHAPES:
             what = f"`init` and first step of a process, {min(count, shapes)} shapes"
             rows.append(row(count, what, firsts(count, shapes)))
+        rows.append(row(count, "one of the next 15 steps, all of 64", early(count, (64,))))
         rows.append(row(count, "a later step, all of 64", later(count, (64,))))
         rows.append(row(count, "a later step, all of 64 x 64", later(count, (64, 64))))
     return markdown(

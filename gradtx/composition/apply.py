@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.sequence import through
+from gradtx.core.blocks import OnBlocks
 from gradtx.core.eager import MANY_LEAVES, count_of_arrays
 from gradtx.core.explanations import check_alive, explain
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
@@ -44,8 +45,10 @@ def apply_updates(params: ParamsT, updates: Updates, *, rounding_key: Any = None
     many = count_of_arrays(params, updates, rounding_key) >= MANY_LEAVES
     if jax.device_count() > 1:  # where JAX 0.10 aborts the process, given a donated array
         check_alive(params=params, updates=updates)
+    drawn = rounding_key is not None  # for each leaf by itself
+    apply: Any = _apply if not many else _apply_compiled if drawn else _apply_on_blocks
     try:
-        added: ParamsT = (_apply_compiled if many else _apply)(params, updates, rounding_key)
+        added: ParamsT = apply(params, updates, rounding_key)
     except (RuntimeError, ValueError):
         check_alive(params=params, updates=updates)
         raise
@@ -67,6 +70,7 @@ def _apply(params: Params, updates: Updates, rounding_key: Any) -> Params:
 
 
 _apply_compiled = jax.jit(_apply)
+_apply_on_blocks = OnBlocks(_apply_compiled, like=0)
 
 
 def _addable(p: Any, u: Any) -> bool:

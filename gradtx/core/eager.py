@@ -3,12 +3,14 @@
 An operation costs some 10 microseconds to start, and is compiled for every shape that it meets: an
 Adam step starts twenty for each leaf, and the first one of a process compiles twenty for each
 shape. One program for the whole tree starts once. It compiles in about the same time if leaves have
-few shapes, and in half of it if they have many.
+few shapes, and in half of it if they have many; and in a tenth where each entry is treated by
+itself, since the first steps then run on leaves that are joined (`core/blocks.py`).
 
-It is the program of ``jax.jit(tx.update)``, with XLA's usual options, from the first step on: any
-other, such as one with less optimization, differs in the last bits of some rules, and a run that
-was saved and resumed would not repeat itself. ``init`` runs one operation after another: each is
-compiled once for all leaves of a shape, and zeros have the same bits either way.
+It is the program of ``jax.jit(tx.update)``, with XLA's usual options, from the first step on, or
+has the same bits: others, such as one with less optimization, differ in the last bits of some
+rules, and a run that was saved and resumed would not repeat itself. ``init`` runs one operation
+after another: each is compiled once for all leaves of a shape, and zeros have the same bits either
+way.
 """
 
 import contextlib
@@ -22,6 +24,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from gradtx.core.blocks import OnBlocks
 from gradtx.declarations.declaration import Declaration, Declared
 from gradtx.declarations.host_values import HostValue
 from gradtx.leaves.rows import is_rows
@@ -78,16 +81,19 @@ class EagerStep:
 
     Args:
         name: the optimizer, as it prints.
-        step: the function.
+        step: the function, of hyperparameters, updates, and whatever else it takes.
+        by_entry: whether it computes each entry from the same entry of its arguments.
     """
 
-    def __init__(self, name: str, step: Callable[..., Any]) -> None:
+    def __init__(self, name: str, step: Callable[..., Any], by_entry: bool) -> None:
         self._name, self._kind = name, re.sub(r"\d[\d.]*(e[-+]?\d+)?", "_", name)
-        self._step, self._is_new = jax.jit(step), True
+        program = jax.jit(step)
+        self._step = OnBlocks(program, like=1) if by_entry else program
+        self._is_new = True
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if not self._is_new:
-            _each_ran_once.clear()
+            _each_ran_once.pop(self._kind, None)
         else:
             self._is_new = False
             _each_ran_once[self._kind] += 1

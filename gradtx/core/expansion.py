@@ -16,7 +16,7 @@ from gradtx.core.eager import EagerStep, count_of_arrays, eager_programs, is_our
 from gradtx.core.explanations import check_alive, explain
 from gradtx.core.loss_functions import of_all_leaves
 from gradtx.core.materialized import holds_stored, on_arrays
-from gradtx.core.traits import not_handed_on
+from gradtx.core.traits import Links, Scope, not_handed_on
 from gradtx.declarations.declaration import Declaration, Structure
 from gradtx.declarations.scheduled import Schedules
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
@@ -26,7 +26,7 @@ from gradtx.leaves.whole import of_form, whole_form, whole_leaves
 from gradtx.names.libraries import tell_libraries
 from gradtx.numerics import as_arrays
 from gradtx.programs.tracing import is_shape, where_known
-from gradtx.types import Params, State, Updates
+from gradtx.types import KEY, Params, State, Updates, state_fields
 
 
 @not_handed_on
@@ -83,6 +83,11 @@ class Expansion:
         """Whether only gradtx's own functions run."""
         return is_ours(self.declaration)
 
+    @functools.cached_property
+    def reads_entries(self) -> bool:
+        """Whether it computes each entry from the same entry of its arguments, and from scalars."""
+        return _reads_entries(self.pair)
+
     def init(self, params: Params) -> State:
         tell_libraries()  # some may have been imported since the pair was built
         self.declaration.check_numbers()
@@ -112,6 +117,16 @@ class Expansion:
         # What a declared pair sees is decided where it is entered.
         takes_vectors = self.pair.declaration is not None or self.pair.takes_vectors
         return not takes_vectors and holds_packed(tree)
+
+
+def _reads_entries(tx: Any) -> bool:
+    """Whether it is a rule of entries that draws nothing, or a chain of these."""
+    links, rule = tx.facet(Links), tx.rule
+    if links is not None:
+        return all(map(_reads_entries, links.each))
+    if rule is None or rule.scope is not Scope.ENTRY or rule.of_tree is not None:
+        return False
+    return KEY not in state_fields(rule.state).values()  # leaves draw other numbers than blocks
 
 
 class _PairCall:
@@ -174,7 +189,7 @@ def _one_program(call: _PairCall, rest: _Rest) -> Any:
     if not (known and count_of_arrays(*trees, each) and call.entered.is_ours):
         return None
     numbers, structure = call.entered.declaration.flatten()
-    return _program(structure, whole_form())(numbers, *trees, **arrays)
+    return _program(structure, whole_form(), call.entered.reads_entries)(numbers, *trees, **arrays)
 
 
 def _is_number(x: Any) -> bool:
@@ -297,12 +312,13 @@ _enter_update, _enter_step = _serving("update"), _serving("step")
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Structure, form: Any) -> EagerStep:
+def _program(structure: Structure, form: Any, by_entry: bool) -> EagerStep:
     """The step of what a declaration describes, compiled; its array hyperparameters come first.
 
     Args:
         structure: of the declaration.
         form: the :func:`whole_form` of the leaves that it is asked of.
+        by_entry: whether it computes each entry from the same entry of all trees.
     """
 
     def run(*call: Any, **extra_args: Any) -> Any:
@@ -313,4 +329,4 @@ def _program(structure: Structure, form: Any) -> EagerStep:
             return expansion.update(*trees, **extra_args)
 
     printed = repr(Declaration.unflatten(structure, [None] * structure.arrays))
-    return EagerStep(printed, run)
+    return EagerStep(printed, run, by_entry)

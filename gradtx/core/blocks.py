@@ -1,0 +1,159 @@
+"""Leaves as sixteen vectors of one length, for which XLA compiles in a tenth of the time.
+
+XLA compiles the kernels of a step anew for each shape, which takes 3 s for Adam on 150 leaves of 40
+shapes. In its first steps a program therefore gets *blocks*: small leaves joined end to end, and
+cut into vectors of one length. If the program computes each entry from the same entry of its
+arguments and from scalars, its results have the same bits, since it consists of the same kernels
+but for the lengths of their loops. That needs several blocks, and leaves of several entries:
+
+- Scalars that a single kernel reads, such as a bias correction, become a part of that kernel, and
+  are then rounded otherwise. Many leaves are many kernels, and so are sixteen blocks.
+- A kernel of one entry has no loop. A product of scalars is computed before a loop; without one
+  LLVM joins it to a sum, and rounds once instead of twice. Such leaves stay as they are.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from itertools import compress
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gradtx.programs.tracing import is_tracer
+
+BLOCKS = 16
+"""The number of blocks; fewer leaves are not joined."""
+
+MOST = 1 << 20
+"""Trees of at most so many entries are joined: more take longer to copy than to compile for."""
+
+FIRST_STEPS = 16
+"""So many steps of a program run on blocks, and take for copies what compiling would have taken.
+Whoever takes more waits once for the compiler."""
+
+
+class OnBlocks:
+    """A program whose first steps on a tree run on blocks, where leaves are small and on a CPU.
+
+    Args:
+        program: a function of ``jax.jit``, which computes each entry from the same entry of its
+            arguments and from scalars.
+        like: the position of an argument; all trees of its structure are joined. If something else
+            is not a scalar, if shapes differ, or a tree has several types, leaves are not joined.
+    """
+
+    def __init__(self, program: Callable[..., Any], like: int) -> None:
+        self._program, self._like = program, like
+        self._steps: Counter[Any] = Counter()  # by the structure of a tree and its shapes
+
+    def __call__(self, *trees: Any, **named: Any) -> Any:
+        structure: Any
+        leaves, structure = jax.tree.flatten(trees[self._like])
+        kind = structure, tuple([x.shape for x in leaves])
+        if self._steps[kind] < FIRST_STEPS:
+            self._steps[kind] += 1
+            joint = _Joint(*kind)
+            if joint.is_small and _runs_at_once():
+                return self._on_blocks(joint, trees, named)
+        return self._program(*trees, **named)
+
+    def _on_blocks(self, joint: "_Joint", trees: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        outer: Any
+        parts, outer = jax.tree.flatten((trees, named), is_leaf=joint.is_tree)
+        if all(map(joint.takes, parts)):
+            trees_of_blocks, named_blocks = outer.unflatten(map(joint.joined, parts))
+            try:
+                done = self._program(*trees_of_blocks, **named_blocks)
+            except (TypeError, ValueError):
+                return self._program(*trees, **named)  # the error tells the leaf
+            return jax.tree.map(joint.restored, done, is_leaf=_is_joined)
+        return self._program(*trees, **named)
+
+
+def _runs_at_once() -> bool:
+    """Whether a program that is called now runs, and is not a part of one that is traced."""
+    config: Any = jax.config
+    return not (config.jax_disable_jit or is_tracer(jax.device_put(np.int32(0))))
+
+
+class _Joined(NamedTuple):
+    """A tree of which all leaves but those of one entry are blocks."""
+
+    blocks: list[Any]
+    single: list[Any]
+
+
+def _is_joined(x: Any) -> bool:
+    return isinstance(x, _Joined)
+
+
+class _Joint:
+    """How trees of one structure and equal shapes become `_Joined`, and trees again.
+
+    Args:
+        structure: of these trees.
+        shapes: of their leaves.
+    """
+
+    def __init__(self, structure: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+        self._structure, self._shapes = structure, shapes
+        sizes = list(map(math.prod, shapes))
+        self._are_joined = [size > 1 for size in sizes]
+        self._ends = np.cumsum(list(compress(sizes, self._are_joined)), dtype=int)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there are as many leaves as blocks, and not too many entries."""
+        return len(self._ends) >= BLOCKS and int(self._ends[-1]) <= MOST
+
+    def is_tree(self, x: Any) -> bool:
+        """Whether something has the structure."""
+        return bool(jax.tree.structure(x) == self._structure)
+
+    def takes(self, part: Any) -> bool:
+        """Whether something is a scalar, or a tree of the shapes, in one type, on a CPU."""
+        if not self.is_tree(part):
+            return bool(np.ndim(part) == 0)
+        leaves = jax.tree.leaves(part)
+        return (
+            all(isinstance(x, jax.Array) and not x.weak_type for x in leaves)
+            and tuple(x.shape for x in leaves) == self._shapes
+            and len({x.dtype for x in compress(leaves, self._are_joined)}) == 1
+            and all(device.platform == "cpu" for device in leaves[0].devices())
+        )
+
+    def joined(self, part: Any) -> Any:
+        """A tree as `_Joined`; a scalar as it is."""
+        if not self.is_tree(part):
+            return part
+        leaves = jax.tree.leaves(part)
+        several = list(compress(leaves, self._are_joined))
+        single = [x for x, shape in zip(leaves, self._shapes, strict=True) if math.prod(shape) < 2]
+        length = 1 << (-(-int(self._ends[-1]) // BLOCKS) - 1).bit_length()  # few for all trees
+        vector = np.concatenate([np.asarray(x).reshape(-1) for x in several])
+        # What blocks have too much are entries once more, so that no value is a new one.
+        return _Joined(_placed(list(np.resize(vector, (BLOCKS, length))), leaves), single)
+
+    def restored(self, part: Any) -> Any:
+        """The tree of a `_Joined`; something else as it is."""
+        if not _is_joined(part):
+            return part
+        vector = np.concatenate([np.asarray(block) for block in part.blocks])
+        shapes = compress(self._shapes, self._are_joined)
+        pieces = [
+            x.reshape(shape)
+            for x, shape in zip(np.split(vector, self._ends)[:-1], shapes, strict=True)
+        ]
+        several, single = iter(_placed(pieces, part.blocks)), iter(part.single)
+        return self._structure.unflatten(
+            [next(several if is_joined else single) for is_joined in self._are_joined]
+        )
+
+
+def _placed(arrays: list[Any], like: list[Any]) -> list[Any]:
+    """Arrays on the device of others, and bound to it if one of these is."""
+    bound = next((x.sharding for x in like if x.committed), None)
+    placed: list[Any] = jax.device_put(arrays, bound)
+    return placed
