@@ -217,12 +217,15 @@ RATES = [0.1 + i / 100 for i in range(10)]
 
 
 def test_a_loop_of_new_optimizers_is_told_how_to_compile_once():
+    """Also where an optimizer of another kind stays the same beside them."""
     params = {"w": jnp.ones(3)}
     state = gradtx.sgd(0.1).init(params)
+    beside = gradtx.scale(0.5)
 
     def loop(state):
         for rate in RATES:
             _, state = gradtx.sgd(rate).update(params, state)
+            beside.update(params, beside.init(params))
 
     with pytest.warns(UserWarning, match=r"^sgd: .*sgd\(\.\.\., jnp.asarray\(x\)\)") as seen:
         loop(state)

@@ -36,7 +36,7 @@ MANY_LEAVES = 16
 """
 
 MANY_PROGRAMS = 8
-"""So many programs in a row that ran once, of optimizers that differ in numbers, get a warning."""
+"""So many programs of optimizers that differ in numbers, each of which ran once, get a warning."""
 
 _enabled = contextvars.ContextVar("eager_programs", default=True)
 _each_ran_once: Counter[str] = Counter()  # how many programs, by what prints besides numbers
