@@ -3,6 +3,8 @@
 Where a transformation reads entries alone, the sums are in the kernel of its step.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -59,28 +61,10 @@ def with_norms(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        structure: Any
-        leaves, structure = jax.tree.flatten((updates, state.inner_state, params))
-        if not reads_entries(tx) or any(map(is_key, leaves)):
-            out, inner_state = run(updates, state.inner_state, params, extra_args)
-            return out, MeasuredState(inner_state, *_squares(out, params))
-
-        def taken(*leaves: Any) -> Any:
-            updates, state, params = structure.unflatten(leaves)
-            return *run(updates, state, params, extra_args), params
-
-        taking = Recomputed(taken, *leaves)
-        out, inner_state, _ = taking.at_once()
-
-        def of_results() -> list[Array]:
-            return _squares(out, params)
-
-        def of_the_same_again() -> list[Array]:
-            out, _, params = taking(after=norm, on="all")
-            return _squares(out, params)
-
-        measured = jax.lax.platform_dependent(cpu=of_results, default=of_the_same_again)
-        return out, MeasuredState(inner_state, *measured)
+        inner = functools.partial(run, extra_args=extra_args)
+        if reads_entries(tx):
+            return _measured_again(inner, updates, state.inner_state, params, norm)
+        return _measured(inner, updates, state.inner_state, params)
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
@@ -105,6 +89,46 @@ def with_norms(
         update,
         step if inner_cases is None else in_cases(cases),
     )
+
+
+_Run = Callable[[Updates, State, Params | None], tuple[Updates, State]]
+
+
+def _measured(
+    run: _Run, updates: Updates, state: State, params: Params | None
+) -> tuple[Updates, State]:
+    """An update by `run`, with its norms and those of the parameters."""
+    out, inner_state = run(updates, state, params)
+    return out, MeasuredState(inner_state, *_squares(out, params))
+
+
+def _measured_again(
+    run: _Run, updates: Updates, state: State, params: Params | None, norm: Array
+) -> tuple[Updates, State]:
+    """The same, where chips other than a CPU compute the update again for its norm, after `norm`.
+
+    Where there are random keys, it is not computed again.
+    """
+    structure: Any
+    leaves, structure = jax.tree.flatten((updates, state, params))
+    if any(map(is_key, leaves)):
+        return _measured(run, updates, state, params)
+
+    def taken(*leaves: Any) -> Any:
+        updates, state, params = structure.unflatten(leaves)
+        return *run(updates, state, params), params
+
+    taking = Recomputed(taken, *leaves)
+    out, inner_state, _ = taking.at_once()
+
+    def of_the_same_again() -> list[Array]:
+        again, _, waiting = taking(after=norm, on="all")
+        return _squares(again, waiting)
+
+    measured = jax.lax.platform_dependent(
+        cpu=lambda: _squares(out, params), default=of_the_same_again
+    )
+    return out, MeasuredState(inner_state, *measured)
 
 
 def _squares(updates: Updates, params: Params | None) -> list[Array]:
