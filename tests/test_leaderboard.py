@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -319,8 +320,10 @@ def test_page_and_settings_are_those_of_the_results():
         re.sub(r"(?m)^Not run on any problem: .*", "", text)
         for text in (report.SHIPPED.page.read_text(), report.page(entries))
     )
-    assert page == expected
     assert json.loads(report.SHIPPED.tuned.read_text()) == report.tuned(entries)
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the transformer learns Python's help, which has other characters here")
+    assert page == expected
 
 
 @pytest.mark.slow
