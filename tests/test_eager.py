@@ -304,7 +304,14 @@ def test_functions_that_are_not_ours_run_at_every_step():
         seen.append(None)
         return 0.1
 
+    def look_too(updates, state, params=None):
+        return look(updates, params), state
+
+    by_hand = gradtx.GradientTransformation(lambda params: (), look_too)
     for tx in (
+        by_hand,
+        gradtx.chain(by_hand, gradtx.adam(0.1)),
+        gradtx.accumulate(gradtx.masked(by_hand, lambda p: jax.tree.map(lambda _: True, p)), 1),
         gradtx.chain(gradtx.stateless(look), gradtx.adam(0.1)),
         gradtx.adam(rate),
         gradtx.adam(now),

@@ -125,8 +125,9 @@ def is_ours(declaration: Declaration) -> bool:
         declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | HostValue)
     )
     return all(
-        is_ours(x.declaration)
-        if isinstance(x, Declared) and x.declaration is not None
+        # A pair without a declaration was made by hand.
+        x.declaration is not None and is_ours(x.declaration)
+        if isinstance(x, Declared)
         else not callable(x)
         for x in arguments
     )
