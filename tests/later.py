@@ -14,7 +14,7 @@ class Later:
 
     def __getattr__(self, attribute):
         if attribute.startswith("_"):  # pytest asks each name in a file for such
-            raise AttributeError(attribute)
+            raise AttributeError(f"{self._name}.{attribute}")
         return getattr(importlib.import_module(self._name), attribute)
 
 

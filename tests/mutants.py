@@ -19,13 +19,13 @@ whatever line it is on, and why. What a test file builds when it is collected ke
 they are: tests that are to see mutants of them build it themselves.
 
 All modules take hours, so that a run can be stopped and continued: `mutants_run.json` has for each
-function whose mutants were tried its name, the digest of what it computes, and the names of those
+function whose mutants were tried its name, the digest of its code, and the names of those
 that lived, written as soon as its module is done. A run skips a function that is as recorded,
 wherever it has moved, but for those that lived in it. ``--left`` says what a run would try,
-``--list`` which mutants,
-``--again`` has all tried that are named, and ``--table`` prints the table of docs/reliability.md.
-``--selected N`` tries N mutants, drawn at random, on those tests alone that `.ci/run` takes where
-nothing but the module has changed (tests/selection.py), and records nothing.
+``--list`` which mutants, ``--again`` has all tried that are named, and ``--table`` prints the table
+of docs/reliability.md. ``--selected N`` tries N mutants that all tests have seen, drawn at random,
+on those tests alone that `.ci/run` takes where nothing but the module has changed
+(tests/selection.py), and records nothing.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
 (:mod:`gradtx.numerics.compiler_hints`), and what is said of zero gradients (`ZeroGradient`), which
@@ -206,8 +206,8 @@ def functions(tree):
 
 
 def recorded_as(name, function):
-    """The name of a function and the digest of what it computes: other docstrings, annotations,
-    names of variables, decorators, and imports from gradtx make no other mutants."""
+    """The name of a function and the digest of its code: other docstrings, annotations, names of
+    variables, decorators, and imports from gradtx make no other mutants."""
     function = copy.deepcopy(function)
     function.decorator_list, variables = [], {}
     for node in ast.walk(function):
@@ -221,8 +221,9 @@ def recorded_as(name, function):
             for field in NAMES & {*node._fields}:
                 variables.setdefault(getattr(node, field), f"v{len(variables)}")
     for node in ast.walk(function):
-        for field in NAMES & {*node._fields}:
-            setattr(node, field, variables.get(getattr(node, field), getattr(node, field)))
+        if not isinstance(node, ast.keyword | ast.alias):  # these are names of others
+            for field in NAMES & {*node._fields}:
+                setattr(node, field, variables.get(getattr(node, field), getattr(node, field)))
     return f"{name} {hashlib.sha256(ast.unparse(function).encode()).hexdigest()[:10]}"
 
 
@@ -748,13 +749,17 @@ def record(module, lived):
 
 
 def left(module, entries):
-    """The mutants to be tried: those of functions that are not recorded, and those that lived."""
+    """The mutants to be tried: those that lived, and all of a function that is not recorded, or of
+    which those that lived have other names since it has moved or its variables were renamed."""
+    every = list(mutants(module))
+    names = {mutant.name for mutant in every}
 
     def is_left(mutant):
         lived = entries.get(mutant.recorded_as)
-        return mutant.name not in same() and (lived is None or mutant.name in lived)
+        known = lived is not None and names.issuperset(lived)
+        return mutant.name not in same() and (not known or mutant.name in lived)
 
-    return list(filter(is_left, mutants(module)))
+    return list(filter(is_left, every))
 
 
 @functools.cache
@@ -799,8 +804,11 @@ def _is_of(module, name):
 
 
 def on_selected(named, count):
-    """Try mutants of these modules, drawn at random, on the tests that `.ci/run` takes for them."""
-    every = [m for module in named for m in mutants(module) if m.name not in same()]
+    """Try mutants of these modules that all tests have seen, drawn at random, on the tests that
+    `.ci/run` takes for them."""
+    seen = {key for key, lived in recorded().items() if not lived}
+    each = itertools.chain(*map(mutants, named))
+    every = [m for m in each if m.recorded_as in seen and m.name not in same()]
     chosen = random.Random(0).sample(every, min(count, len(every)))
     chosen.sort(key=lambda mutant: mutant.module)
     alive = survivors(chosen, selected=True)

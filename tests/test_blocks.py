@@ -72,11 +72,11 @@ def test_blocks_have_the_bits_of_jit(name, monkeypatch):
 @pytest.mark.slow
 def test_a_run_goes_from_blocks_to_leaves(monkeypatch):
     monkeypatch.setattr(blocks, "FIRST_STEPS", 2)
-    params, seen, tx = drawn(0, [(8,)] * 17), joins(monkeypatch), gradtx.adamw(0.0365)
+    params, seen, tx = drawn(0), joins(monkeypatch), gradtx.adamw(0.0365)
     state, update = tx.init(params), jax.jit(tx.update)
     for step in range(1, 5):
         seen.clear()
-        gradients = drawn(step, [(8,)] * 17)
+        gradients = drawn(step)
         got = tx.update(gradients, state, params)
         assert bool(seen) == (step <= 2)
         assert bits(got) == bits(update(gradients, state, params))
@@ -141,9 +141,31 @@ MANY = [(i, 3) for i in range(1, 18)]
 def test_other_trees_are_left_alone(change, monkeypatch):
     params, seen = change(drawn(0, MANY)), joins(monkeypatch)
     tx = gradtx.sgd(0.0358)
+    tx.update(drawn(0, MANY), tx.init(drawn(0, MANY)))
+    assert seen
+    seen.clear()
     got = tx.update(params, tx.init(params), params)[0]
     assert not seen
     assert bits(got) == bits(jax.jit(lambda p: tx.update(p, tx.init(p), p)[0])(params))
+
+
+def test_hyperparameters_have_derivatives_and_sweeps():
+    """Outside of jit, where only they are traced."""
+    params, tx = drawn(0, MANY), gradtx.trace(0.5)
+    state = tx.update(params, tx.init(params))[1]  # not zero, so that the decay matters
+
+    def total(decay):
+        return gradtx.tree.sum(gradtx.trace(decay).update(params, state)[0])
+
+    with gradtx.eager_programs(False):
+        want = total(0.5), total(0.25), jax.grad(total)(0.5)
+    got = (*jax.vmap(total)(jnp.array([0.5, 0.25])), jax.grad(total)(0.5))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_the_optimizers_that_read_entries_are_known():
+    known = {"adam", "adamw", "lion", "sgd", "rmsprop", "adagrad", "chain"}
+    assert all(Expansion(CATALOGUE[name].made.declaration).reads_entries for name in known)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +207,9 @@ def test_results_are_bound_to_a_device_as_those_of_jit(bound):
 
 def test_weak_types_stay(monkeypatch):
     params = {f"{i:02}": jnp.broadcast_to(jnp.asarray(0.5), (i,)) for i in range(2, 19)}
-    tx = gradtx.scale(0.0361)
+    tx, seen = gradtx.scale(0.0361), joins(monkeypatch)
     got, want = tx.update(params, ()), jax.jit(tx.update)(params, ())
+    assert not seen
     assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
 
 

@@ -267,6 +267,12 @@ def test_the_bits_of_a_step_do_not_depend_on_the_steps_before_it():
         assert bits(got) == bits(jax.jit(tx.update)(params, state, params))
 
 
+def test_a_large_integer_beside_the_gradients_is_no_argument_of_a_program():
+    params, tx = tree(), gradtx.sgd(0.0366)
+    updates, _ = tx.update(params, tx.init(params), params, step=2**40)
+    jax.tree.map(np.testing.assert_array_equal, updates, tx.update(params, tx.init(params))[0])
+
+
 def test_a_loss_as_a_number_leaves_the_bits_of_a_step():
     """It is an argument of the program: another one compiles nothing."""
     params = tree(3, shape=(3, 5))

@@ -3,14 +3,14 @@
 An operation costs some 10 microseconds to start, and is compiled for every shape that it meets: an
 Adam step starts twenty for each leaf, and the first one of a process compiles twenty for each
 shape. One program for the whole tree starts once. It compiles in about the same time if leaves have
-few shapes, and in half of it if they have many; and in a tenth where each entry is treated by
-itself, since the first steps then run on leaves that are joined (`core/blocks.py`).
+few shapes, and in half of it if they have many. Where a rule treats each entry by itself, the first
+steps on many small leaves run on vectors into which these are joined (`core/blocks.py`), and
+compile in a third to a thirtieth of the time.
 
-It is the program of ``jax.jit(tx.update)``, with XLA's usual options, from the first step on, or
-has the same bits: others, such as one with less optimization, differ in the last bits of some
-rules, and a run that was saved and resumed would not repeat itself. ``init`` runs one operation
-after another: each is compiled once for all leaves of a shape, and zeros have the same bits either
-way.
+From the first step on the bits are those of ``jax.jit(tx.update)`` with XLA's usual options. A
+program with less optimization would differ in the last bits of some rules, and a run that was saved
+and resumed would not repeat itself. ``init`` runs one operation after another: each is compiled
+once for all leaves of a shape, and zeros have the same bits either way.
 """
 
 import contextlib
@@ -49,8 +49,11 @@ def eager_programs(enabled: bool) -> Iterator[None]:
     They do by default: ``update`` of gradtx's own optimizers, and :func:`apply_updates` on trees of
     16 leaves or more. From its first step on ``update`` gives the numbers of ``jax.jit(tx.update)``
     to the last bit, so that a run that was saved goes on as it would have; one operation after
-    another gives others by rounding. Functions that are not gradtx's (rules, losses, schedules,
-    foreign transformations) are never traced by this, nor are `Rows` and arrays on several devices.
+    another gives others by rounding. On a CPU the first 16 steps of rules of entries run on leaves
+    that are joined, for which compiling is quick; the program of the leaves is compiled at the 17th
+    step, which takes as long as a first step under ``jit``. Functions that are not gradtx's (rules,
+    losses, schedules, foreign transformations) are never traced by this, nor are `Rows` and arrays
+    on several devices.
 
     Optimizers that are equal share a program. One with another Python number gets its own, which
     takes a tenth of a second or more to compile: a loop that makes a new ``adam(rate)`` for each

@@ -123,7 +123,8 @@ def _reads_entries(tx: Any) -> bool:
     """Whether it is a rule of entries that draws nothing, or a chain of these."""
     links, rule = tx.facet(Links), tx.rule
     if links is not None:
-        return all(map(_reads_entries, links.each))
+        # Of these `identity` has no rule, and does nothing.
+        return all(each.rules == () or _reads_entries(each) for each in links.each)
     if rule is None or rule.scope is not Scope.ENTRY or rule.of_tree is not None:
         return False
     return KEY not in state_fields(rule.state).values()  # leaves draw other numbers than blocks
@@ -193,7 +194,10 @@ def _one_program(call: _PairCall, rest: _Rest) -> Any:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float | np.number) and not isinstance(x, bool)
+    """Whether it is a number that a program takes as an argument: JAX takes no larger integers."""
+    if isinstance(x, int):
+        return not isinstance(x, bool) and abs(x) < 2**31
+    return isinstance(x, float | np.number)
 
 
 def _numbers_as_arrays(call: _PairCall, rest: _Rest) -> None:

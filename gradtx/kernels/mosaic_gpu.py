@@ -184,8 +184,8 @@ def _computed(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
         nearest = _nearest(x)
         return [jnp.where(nearest > x, nearest - 1, nearest)]
     if name == "ceil":
-        nearest = _nearest(x)
-        return [jnp.where(nearest < x, nearest + 1, nearest)]
+        nearest = _nearest(-x)  # -floor(-x), which keeps the sign of a zero
+        return [-jnp.where(nearest > -x, nearest - 1, nearest)]
     if name == "is_finite":
         return [jnp.abs(x) < math.inf]
     if name == "not" and x.dtype == jnp.bool_:

@@ -140,6 +140,9 @@ def recompute(
 class Recomputed:
     """``f(*arrays)`` as :func:`recompute` computes it, several times, with `f` traced once.
 
+    If `f` computes scalars of a `Step`, the first call must be after that step: otherwise these
+    would belong to the trace of `f`.
+
     >>> d = Recomputed(lambda x: 2 * x, jnp.ones(2))
     >>> d(after=jnp.zeros([])).tolist()
     [2.0, 2.0]

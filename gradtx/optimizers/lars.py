@@ -66,7 +66,7 @@ def scale_by_lars(
 
         def plan(g: Array, s: Any, t: Any, p: Array) -> Any:
             """The direction is computed for its norm, and again for the step, not stored."""
-            if not by_ratio or not decays(weight_decay):  # it is the gradient, which is there
+            if not by_ratio or not decays(weight_decay):  # it is the gradient
                 return rule(g, s, t, p)
             d = Recomputed(direction, g, p)
             size = norm(p)

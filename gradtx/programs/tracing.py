@@ -75,9 +75,10 @@ def vary(x: Any, axes: Iterable[str]) -> Any:
 
 
 def called(function: _F) -> _F:
-    """`function`, which a program that is being traced calls: it is traced and lowered once.
+    """`function` as one call in a program that is being traced: it is traced and lowered once.
 
-    For the mathematics of a few numbers that many leaves share. XLA inlines the calls.
+    For the mathematics of a few numbers that many leaves share, which must not branch on them.
+    Outside of a trace it runs as it is. XLA inlines the calls.
     """
     jitted = jax.jit(function)
 

@@ -296,9 +296,10 @@ def differentiable(
             return jax.tree.map(lambda a, b: a.astype(dtype) + options.ridge * b, moved, u)
 
         # JAX transposes the solve only if all leaves of the right-hand side are differentiated. A
-        # leaf in a separate term of the loss is not; a choice between all, which is this one, is.
-        every = sum(jnp.sum(b.astype(dtype)) for b in jax.tree.leaves(right))
-        wide = jax.tree.map(lambda b: jnp.where(False, every, b.astype(dtype)), right)
+        # leaf in a separate term of the loss may have no tangent: each depends on the sum of all,
+        # which is never chosen.
+        total = sum(jnp.sum(b.astype(dtype)) for b in jax.tree.leaves(right))
+        wide = jax.tree.map(lambda b: jnp.where(False, total, b.astype(dtype)), right)
         return cast_like(_solved(matrix, wide, method, options), right)
 
     solution = reals.of(unpack(params))
