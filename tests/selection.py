@@ -14,8 +14,9 @@ examples in their docstrings together. `changed` takes
   of WHOLE.
 
 Both take in turn a twentieth of the transformations and of the files, by the number of the commit.
-A file of tests is taken whole if it has changed, or a helper that it imports. If what all tests
-share has changed, that counts as a change of every module. All is taken if git cannot tell.
+A file of tests is taken whole if it has changed, but for its marks of what is slow, or a helper
+that it imports has; of its sweeps a third, where most transformations have changed. If what all
+tests share has changed, that counts as a change of every module. All is taken if git cannot tell.
 `tests/whole_run.json` names the commit of the last whole run.
 
     python -m tests.selection [all|changed|turn]         says how much is taken now
@@ -201,7 +202,7 @@ def seen(module):
 
 
 def code(source):
-    """The code of a module without docstrings and comments, or None if it is none."""
+    """The code of a module without docstrings, comments and such marks, or None if it is none."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -210,7 +211,14 @@ def code(source):
         documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, documented) and ast.get_docstring(node) is not None:
             node.body[0] = ast.Pass()
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = [each for each in node.decorator_list if not says_when(each)]
     return ast.dump(tree)
+
+
+def says_when(decorator):
+    """Whether a decorator is a mark that decides only in which runs a test takes part."""
+    return ast.unparse(decorator).partition("(")[0] in ("pytest.mark.slow", "pytest.mark.quick")
 
 
 def differs_in_words(commit, path):
@@ -266,9 +274,8 @@ class Selection:
         """Whether the case of this name is taken, of a sweep in a module of tests."""
         if self.everything or name in self.always:
             return True
-        if self._is_changed(module):
-            return True
-        return name in self.changed and (not self.most or self._in_its_third(f"{test} {name}"))
+        touched = name in self.changed or self._is_changed(module)
+        return touched and (not self.most or self._in_its_third(f"{test} {name}"))
 
     def _is_changed(self, module):
         """Whether a file has changed, be it in words, or what tests in it share with others."""
@@ -299,11 +306,11 @@ class Selection:
         if mirrored or self._is_changed(module):
             return True
         reached = seen(module)
-        if reached is None or self.shared:
-            if module.split(".")[1:-1] in self._folders:
-                return True
-            return bool(self.touched or self.shared) and self._in_its_third(module)
-        return bool(reached & self.touched) and (not self.most or self._in_its_third(module))
+        if reached is None and module.split(".")[1:-1] in self._folders:
+            return True
+        touched = bool(self.touched) if reached is None else bool(reached & self.touched)
+        in_part = self.most or reached is None
+        return (touched or self.shared) and (not in_part or self._in_its_third(module))
 
     def __str__(self):
         if self.everything:
