@@ -27,6 +27,8 @@ CHIPS = {"TPU": stored_step.TPU, "GPU": GPU, "CPU": stored_step.CPU}
 CHIPS[MOSAIC_GPU] = stored_step.GPUS[MOSAIC_GPU]
 needs_mosaic_gpu = pytest.mark.skipif(not offers_mosaic_gpu(), reason="JAX before 0.12")
 PLAIN = stored_step.CPU._replace(codecs=frozenset())
+# In the last place. A later XLA computes a product and a sum as one in one of two programs.
+ROUNDING_OF_SCALES = int(jax.__version_info__ >= (0, 11))
 
 
 def numbers(shape, seed, wide=False):
@@ -117,7 +119,7 @@ QUICK = (("TPU", (100, 64), 1), ("GPU", (512, 160), 1))
 )
 def test_a_kernel_writes_the_codes_of_the_plain_path(chip, shape, count, monkeypatch):
     tx = gradtx.store(gradtx.adamw(1e-3, weight_decay=0.1), min_size=1)
-    check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count, units=1)
+    check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count, ROUNDING_OF_SCALES)
 
 
 RANDOM4 = gradtx.Codec("int4", rounding="stochastic")
@@ -508,7 +510,7 @@ def test_each_device_runs_the_kernel_on_its_part(axes, spec, zero, count, monkey
     found, same = stepped(plan.placed(tx), jax.device_put(p, plan.params))
     assert max(made) == count
     np.testing.assert_allclose(found, want, rtol=3e-7, atol=3e-7)
-    check_states(state, same, units=1)
+    check_states(state, same, ROUNDING_OF_SCALES)
 
 
 def draws_on_eight(codecs, shape, spec):
