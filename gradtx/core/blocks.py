@@ -80,7 +80,7 @@ def _runs_at_once() -> bool:
     return not (config.jax_disable_jit or is_tracer(jax.device_put(np.int32(0))))
 
 
-class _Joined(NamedTuple):
+class _JoinedLeaves(NamedTuple):
     """A tree of which all leaves but those of one entry are blocks."""
 
     blocks: list[Any]
@@ -88,11 +88,11 @@ class _Joined(NamedTuple):
 
 
 def _is_joined(x: Any) -> bool:
-    return isinstance(x, _Joined)
+    return isinstance(x, _JoinedLeaves)
 
 
 class _Joint:
-    """How trees of one structure and equal shapes become `_Joined`, and trees again.
+    """How trees of one structure and equal shapes become `_JoinedLeaves`, and trees again.
 
     Args:
         structure: of these trees.
@@ -127,7 +127,7 @@ class _Joint:
         )
 
     def joined(self, part: Any) -> Any:
-        """A tree as `_Joined`; a scalar as it is."""
+        """A tree as `_JoinedLeaves`; a scalar as it is."""
         if not self.is_tree(part):
             return part
         leaves = jax.tree.leaves(part)
@@ -136,10 +136,10 @@ class _Joint:
         length = 1 << (-(-int(self._ends[-1]) // BLOCKS) - 1).bit_length()  # few for all trees
         vector = np.concatenate([np.asarray(x).reshape(-1) for x in several])
         # What blocks have too much are entries once more, so that no value is a new one.
-        return _Joined(_placed(list(np.resize(vector, (BLOCKS, length))), leaves), single)
+        return _JoinedLeaves(_placed(list(np.resize(vector, (BLOCKS, length))), leaves), single)
 
     def restored(self, part: Any) -> Any:
-        """The tree of a `_Joined`; something else as it is."""
+        """The tree of a `_JoinedLeaves`; something else as it is."""
         if not _is_joined(part):
             return part
         vector = np.concatenate([np.asarray(block) for block in part.blocks])
