@@ -17,7 +17,7 @@ from gradtx.core.explanations import check_alive, explain
 from gradtx.core.loss_functions import of_all_leaves
 from gradtx.core.materialized import holds_stored, on_arrays
 from gradtx.core.traits import Links, Scope, not_handed_on
-from gradtx.declarations.declaration import Declaration, Structure
+from gradtx.declarations.declaration import Declaration, StaticPart
 from gradtx.declarations.scheduled import Schedules
 from gradtx.leaves.packed import holds_packed, on_leaves, unpack
 from gradtx.leaves.paths import without_objects
@@ -316,7 +316,7 @@ _enter_update, _enter_step = _serving("update"), _serving("step")
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Structure, form: Any, by_entry: bool) -> EagerStep:
+def _program(structure: StaticPart, form: Any, by_entry: bool) -> EagerStep:
     """The step of what a declaration describes, compiled; its array hyperparameters come first.
 
     Args:

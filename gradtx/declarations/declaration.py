@@ -264,7 +264,7 @@ class Static:
             return hash(type(self.value))
 
 
-class Structure(NamedTuple):
+class StaticPart(NamedTuple):
     """A declaration without its arrays, in a hashable form.
 
     Attributes:
@@ -297,7 +297,7 @@ class Declaration:
         self,
         builder: Builder,
         arguments: dict[str, Any],
-        flat: tuple[tuple[Any, ...], Structure] | None = None,
+        flat: tuple[tuple[Any, ...], StaticPart] | None = None,
     ) -> None:
         self.builder = builder
         self.arguments = arguments
@@ -307,7 +307,7 @@ class Declaration:
     def name(self) -> str:
         return self.builder.name
 
-    def flatten(self) -> tuple[tuple[Any, ...], Structure]:
+    def flatten(self) -> tuple[tuple[Any, ...], StaticPart]:
         """The array hyperparameters, and everything else in a hashable form."""
         if self._flat is None:
             arguments = self.arguments
@@ -319,11 +319,11 @@ class Declaration:
             static = tuple(
                 None if d else Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
             )
-            self._flat = arrays, Structure(self.builder, treedef, static)
+            self._flat = arrays, StaticPart(self.builder, treedef, static)
         return self._flat
 
     @staticmethod
-    def unflatten(structure: Structure, arrays: Any) -> "Declaration":
+    def unflatten(structure: StaticPart, arrays: Any) -> "Declaration":
         """The inverse of `flatten`; checks nothing, since JAX may pass placeholders."""
         builder, treedef, static = structure
         arrays = tuple(arrays)
