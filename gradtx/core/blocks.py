@@ -49,7 +49,7 @@ class OnBlocks:
         # By the hash of a tree's structure, which may hold objects, and of its shapes.
         self._steps: Counter[int] = Counter()
 
-    def __call__(self, *trees: Any, **named: Any) -> Any:
+    def __call__(self, /, *trees: Any, **named: Any) -> Any:
         structure: Any
         leaves, structure = jax.tree.flatten(trees[self._like])
         kind = structure, tuple([x.shape for x in leaves])
