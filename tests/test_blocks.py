@@ -213,6 +213,13 @@ def test_weak_types_stay(monkeypatch):
     assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
 
 
+@pytest.mark.parametrize("name", ["self", "trees", "named", "joint"])
+def test_extra_arguments_may_have_any_names(name):
+    params, tx = drawn(0, MANY), gradtx.scale(0.0367)
+    got = tx.update(params, (), **{name: 1.0})
+    assert bits(got) == bits(tx.update(params, ()))
+
+
 def test_errors_name_leaves():
     params = drawn(0, MANY)
     state = gradtx.adam(0.0362).init(params)
