@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.numerics import is_zero
 from gradtx.types import Array
 
 Axis = int | tuple[int, ...] | None
@@ -83,7 +84,7 @@ def at_label(x: Array, labels: Array, axis: int = -1) -> Array:
 
 def has_z_loss(z_loss: Any) -> bool:
     """Whether a z-loss is asked for: not by the number 0."""
-    return not (isinstance(z_loss, int | float) and z_loss == 0)
+    return not is_zero(z_loss)
 
 
 def z_penalty(z_loss: Any, log_sum: Array) -> Array:

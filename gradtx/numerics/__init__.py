@@ -10,6 +10,7 @@ from gradtx.numerics.mathematics import (
     ema as ema,
     infinity as infinity,
     inverse_root as inverse_root,
+    is_zero as is_zero,
     one_per_row as one_per_row,
     quotient_up_to as quotient_up_to,
     row_mean as row_mean,

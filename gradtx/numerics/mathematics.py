@@ -18,6 +18,11 @@ def abs_sq(x: Array) -> Array:
     return jnp.square(x) if is_boolean else jax.lax.square(x)
 
 
+def is_zero(x: Any) -> bool:
+    """Whether `x` is the number 0, and no array, so that a program may leave its term out."""
+    return isinstance(x, int | float) and x == 0
+
+
 def add_each(xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Array, ...]:
     """The sum of each pair, as the function of a reduction of several arrays at once.
 

@@ -12,7 +12,7 @@ from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import Where
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.numerics.compiler_hints import delay, planned
-from gradtx.transforms.decay import add_decayed_weights, decayed_elsewhere, decays
+from gradtx.transforms.decay import add_decayed_weights, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, NonNegativeSlots
 
@@ -148,7 +148,7 @@ def adadelta(
     True
     """
     # Without decay the gradient is left alone: g + 0 p, which is read three times, would be stored.
-    plain = not decays(weight_decay)
+    plain = numerics.is_zero(weight_decay)
     links = (
         (decayed_elsewhere if plain else add_decayed_weights)(weight_decay, weight_decay_mask),
         scale_by_adadelta(rho, eps, eps_in_sqrt=eps_in_sqrt),

@@ -9,9 +9,9 @@ from gradtx.core.expansion import Clock
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.leaves.paths import Where
-from gradtx.numerics import Norm, norm
+from gradtx.numerics import Norm, is_zero, norm
 from gradtx.numerics.compiler_hints import Recomputed, planned
-from gradtx.transforms.decay import WeightDecaySchedule, decayed, decays
+from gradtx.transforms.decay import WeightDecaySchedule, decayed
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import at_ratio
@@ -66,7 +66,7 @@ def scale_by_lars(
 
         def plan(g: Array, s: Any, t: Any, p: Array) -> Any:
             """The direction is computed for its norm, and again for the step, not stored."""
-            if not by_ratio or not decays(weight_decay):  # it is the gradient
+            if not by_ratio or is_zero(weight_decay):  # it is the gradient
                 return rule(g, s, t, p)
             d = Recomputed(direction, g, p)
             size = norm(p)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.declarations.declared_schedule import schedule
 from gradtx.names.namespace import warn
+from gradtx.numerics import is_zero
 from gradtx.schedules.counting import floating, quotient, raised, steps, within
 from gradtx.types import Array, Schedule
 
@@ -174,7 +175,7 @@ def exponential_decay(
     >>> float(exponential_decay(1.0, 10, 0.5)(20))
     0.25
     """
-    if _is_zero(decay_rate) or _stays("exponential_decay", transition_steps):
+    if is_zero(decay_rate) or _stays("exponential_decay", transition_steps):
         return lambda count: init_value
     n, begin = steps(transition_steps), steps(transition_begin)
 
@@ -192,10 +193,6 @@ def exponential_decay(
         return decayed if known else jnp.where(decay_rate == 0, init_value, decayed)
 
     return value
-
-
-def _is_zero(x: Any) -> bool:
-    return isinstance(x, int | float) and x == 0
 
 
 def _bounded(value: Any, end_value: Any, decay_rate: Any) -> Array:

@@ -17,6 +17,7 @@ from gradtx.checks import (
 )
 from gradtx.declarations.declaration import Kept
 from gradtx.declarations.declared_schedule import schedule
+from gradtx.numerics import is_zero
 from gradtx.programs.tracing import is_tracer
 from gradtx.schedules.counting import quotient, steps, within
 from gradtx.schedules.decay import (
@@ -257,7 +258,7 @@ def cosine_onecycle_schedule(
 
 def _warmed_up(init_value: Any, peak_value: Any, warmup_steps: Any, then: Schedule) -> Schedule:
     """Linearly up to the peak, `then` another schedule from there."""
-    if isinstance(warmup_steps, int | float) and warmup_steps == 0:
+    if is_zero(warmup_steps):
         return then
     return join_schedules(
         [linear_schedule(init_value, peak_value, warmup_steps), then], [warmup_steps]

@@ -19,7 +19,7 @@ from gradtx.core.traits import Scope
 from gradtx.leaves.packed import packed_like, unpack
 from gradtx.leaves.paths import leaves_with_path, path_string, select
 from gradtx.leaves.shardings import automatic, explicit
-from gradtx.numerics import widen
+from gradtx.numerics import is_zero, widen
 from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot
 from gradtx.types import Array, Params, PyTree
 
@@ -155,7 +155,7 @@ def _check_penalties(tx: GradientTransformation) -> None:
     if tx.facet(Nearest) is None:
         strengths |= {name: arguments[name] for name in _ADDED if name in arguments}
     for name, strength in strengths.items():
-        if not (isinstance(strength, int | float) and strength == 0):
+        if not is_zero(strength):
             value = arguments.get(name, strength)
             raise ValueError(
                 f"solve: implicit= is not possible with {name_of(tx)}({name}={value}), which "

@@ -11,6 +11,7 @@ from gradtx.core.expansion import Clock
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import Where
+from gradtx.numerics import is_zero
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, EmptyState
 
@@ -26,12 +27,7 @@ def decayed(u: Array, weight_decay: Any, p: Array) -> Array:
 
     Even when multiplied by 0, the parameters would be read, once for each later slot.
     """
-    return u + weight_decay * p if decays(weight_decay) else u
-
-
-def decays(weight_decay: Any) -> bool:
-    """Whether a decay is not the number 0."""
-    return not (isinstance(weight_decay, float | int) and weight_decay == 0)
+    return u if is_zero(weight_decay) else u + weight_decay * p
 
 
 def _masked(tx: GradientTransformation, mask: Where | None) -> GradientTransformation:

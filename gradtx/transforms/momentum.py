@@ -73,7 +73,7 @@ def trace(
         return {"trace": numerics.zeros_like(p, slot_dtype(p, accumulator_dtype))}
 
     zero_gradient = ZeroGradient({"trace": decay}, lambda: decay)
-    if dampening is None or (isinstance(dampening, float | int) and dampening == 0):
+    if dampening is None or numerics.is_zero(dampening):
 
         def rule(g: Array, s: Any, t: Any) -> Any:
             m = g + decay * s.trace

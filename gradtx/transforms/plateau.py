@@ -11,7 +11,7 @@ from gradtx.core.pair import (
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.numerics import increment, infinity, widen
+from gradtx.numerics import increment, infinity, is_zero, widen
 from gradtx.types import Array, Params, State, UpdateFactor, Updates, WindowCounter
 
 _Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]
@@ -142,7 +142,7 @@ def reduce_on_plateau(
         raise TypeError("reduce_on_plateau: its arguments are numbers or arrays, not schedules")
     if mode not in ("min", "max"):
         raise ValueError(f"reduce_on_plateau: mode must be 'min' or 'max', not {mode!r}")
-    if isinstance(rtol, float | int) and rtol == 0 == atol:
+    if is_zero(rtol) and atol == 0:
         raise ValueError("reduce_on_plateau: one of rtol and atol must be positive")
     sign = 1.0 if mode == "min" else -1.0
 

@@ -14,7 +14,7 @@ from gradtx.core.pair import (
     transformation,
 )
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import increment, widen
+from gradtx.numerics import increment, is_zero, widen
 from gradtx.types import (
     Array,
     Counter,
@@ -118,7 +118,7 @@ def scale_gradient(inputs: PyTree, scale: Any) -> PyTree:
     >>> float(jax.grad(lambda x: scale_gradient(x, 0.5) ** 2)(3.0))
     3.0
     """
-    if isinstance(scale, int | float) and scale == 0:
+    if is_zero(scale):
         return jax.lax.stop_gradient(inputs)
     return _backward_scaled(inputs, scale)
 
