@@ -12,7 +12,7 @@ from gradtx.core import blocks
 from gradtx.core.expansion import Expansion
 from tests.catalogue import CATALOGUE
 from tests.test_contracts import WHOLE, some
-from tests.test_eager import bits, programs
+from tests.test_eager import bits, programs, several
 
 pytestmark = pytest.mark.compiled
 
@@ -106,23 +106,15 @@ def test_narrow_types_and_hyperparameters(make, dtype, monkeypatch):
         params, state = gradtx.apply_updates(params, got[0]), got[1]
 
 
-def steps(tx, params, count):
-    state = tx.init(params)
-    for _ in range(count):
-        updates, state = tx.update(params, state, params)
-        params = gradtx.apply_updates(params, updates)
-    return params, state
-
-
 @pytest.mark.slow
 def test_one_program_for_leaves_of_any_shapes():
     tx = gradtx.adagrad(0.0357)
-    programs(steps, tx, drawn(0, [(5, i) for i in range(1, 20)]), 1)
-    assert programs(steps, tx, drawn(0, [(4, i) for i in range(1, 21)]), 1) == 0
+    programs(several, tx, drawn(0, [(5, i) for i in range(1, 20)]), 1)
+    assert programs(several, tx, drawn(0, [(4, i) for i in range(1, 21)]), 1) == 0
     # So many steps later there is one for the leaves, which others have no use for.
     params = drawn(0, [(6, i) for i in range(1, 18)])
-    assert programs(steps, tx, params, blocks.FIRST_STEPS) == 0
-    assert programs(steps, tx, params, 1) == 2
+    assert programs(several, tx, params, blocks.FIRST_STEPS) == 0
+    assert programs(several, tx, params, 1) == 2
 
 
 MANY = [(i, 3) for i in range(1, 18)]

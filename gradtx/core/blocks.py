@@ -132,7 +132,7 @@ class _Joint:
             return part
         leaves = jax.tree.leaves(part)
         several = list(compress(leaves, self._are_joined))
-        single = [x for x, shape in zip(leaves, self._shapes, strict=True) if math.prod(shape) < 2]
+        single = [x for x, joined in zip(leaves, self._are_joined, strict=True) if not joined]
         length = 1 << (-(-int(self._ends[-1]) // BLOCKS) - 1).bit_length()  # few for all trees
         vector = np.concatenate([np.asarray(x).reshape(-1) for x in several])
         # What blocks have too much are entries once more, so that no value is a new one.

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from gradtx.kernels.cutting import CALLS
 from gradtx.programs.interpreter import called, interpret
 from gradtx.types import Array
 
@@ -30,7 +31,6 @@ TYPES = FLOATS | {"int32", "uint32", "int8", "uint8", "bool"}
 ALIKE = frozenset({"copy", "reshape", "squeeze", "expand_dims"})
 """Primitives that leave a tile as it is, once it has no dimensions of length 1."""
 
-CALLS = frozenset({"jit", "closed_call", "custom_jvp_call"})
 REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 
 

@@ -17,7 +17,7 @@ from gradtx.numerics.control import inside
 from gradtx.numerics.mathematics import abs_sq, add_each, divide
 from gradtx.numerics.precision import widen
 from gradtx.programs.contexts import for_comparison
-from gradtx.programs.tracing import called, is_staged, is_tracer
+from gradtx.programs.tracing import as_call, is_staged, is_tracer
 from gradtx.types import Array, DType, PyTree
 
 Axes = int | Sequence[int] | None
@@ -345,7 +345,7 @@ def shrink_factors(length: Norm, most: Any) -> tuple[Array, Array]:
     return in_two(signed_factor(length, most))
 
 
-@called
+@as_call
 def in_two(signed: Array) -> tuple[Array, Array]:
     """The factors of :func:`shrink_factors` from :func:`signed_factor`."""
     power = jnp.where(signed < 0, 1 / _far(signed.dtype), 1)
@@ -363,7 +363,7 @@ def shrunk(x: Array, length: Norm, most: Any) -> Array:
     return x * power * factor
 
 
-@called
+@as_call
 def signed_factor(length: Norm, most: Any) -> Array:
     """Both factors of :func:`shrink_factors` as one array, below 0 where there is a power."""
     within = length.number <= most

@@ -74,7 +74,7 @@ def vary(x: Any, axes: Iterable[str]) -> Any:
     return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)
 
 
-def called(function: _F) -> _F:
+def as_call(function: _F) -> _F:
     """`function` as one call in a program that is being traced: it is traced and lowered once.
 
     For the mathematics of a few numbers that many leaves share, which must not branch on them.

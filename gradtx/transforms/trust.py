@@ -8,7 +8,7 @@ from gradtx.checks import NonNegative
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Norm, norm as norm_of_leaf, ratio_factors, rms
-from gradtx.programs.tracing import called
+from gradtx.programs.tracing import as_call
 from gradtx.types import Array, EmptyState
 
 
@@ -26,7 +26,7 @@ def at_ratio(u: Array, size: Norm, length: Norm, coefficient: Any = 1.0, eps: An
     return u * power * ratio
 
 
-@called
+@as_call
 def _factors(size: Norm, length: Norm, coefficient: Any, eps: Any) -> tuple[Array, Array]:
     power, ratio = ratio_factors(size, length, coefficient, eps)
     still = (size.value == 0) | (length.value == 0)

@@ -348,10 +348,8 @@ def _transferred(
 
 def _check_inside(tx: GradientTransformation) -> None:
     """Raise ValueError if hyperparameters inside of what is copied for each group would stay."""
-    inside = [child for _, each in tx.children for child in _declared(each)]
-    for child in inside:
-        names = _multiplied_names(child)
-        if names:
+    for child in (child for _, each in tx.children for child in _declared(each)):
+        if names := _multiplied_names(child):
             raise ValueError(
                 f"transfer: {_names([tx])} has {' and '.join(_factors(tx))}, which would be "
                 f"multiplied, and {_names([child])} inside of it has {' and '.join(names)}, which "

@@ -18,7 +18,7 @@ from gradtx.leaves.paths import aligned, leaves_with_path, map_present
 from gradtx.leaves.rows import is_rows, take_rows
 from gradtx.numerics import abs_sq, cast, widen
 from gradtx.numerics.compiler_hints import Recomputed, sums_in_one_pass
-from gradtx.programs.tracing import called
+from gradtx.programs.tracing import as_call
 from gradtx.types import Array, InnerState, Params, State, TreeScalar, Updates
 from gradtx.types.keys import is_key
 
@@ -146,7 +146,7 @@ def _squares(updates: Updates, params: Params | None) -> list[Array]:
     return totals
 
 
-@called
+@as_call
 def _sums_of_squares(u: Array, p: Array | None) -> list[Array]:
     pair = jnp.asarray(u), jnp.zeros_like(u) if p is None else jnp.asarray(p)
     squares = [[cast(abs_sq(widen(x)), jnp.float32)] for x in pair]
