@@ -179,7 +179,9 @@ def cases():
 
 
 @pytest.mark.parametrize(("name", "setting"), list(cases()))
-def test_a_run_in_another_setting_has_the_numbers_of_the_reference(name, setting):
+def test_a_run_in_another_setting_has_the_numbers_of_the_reference(name, setting, request):
+    if name == "offload":
+        request.getfixturevalue("host_memory")
     run, rtol, atol, *_ = SETTINGS[setting]
     got, want = run(name)
     atol = atol(name, want) if callable(atol) else atol

@@ -132,13 +132,28 @@ def _turned_basis(primals: Any, tangents: Any) -> tuple[Array, Array]:
     # A column that adds nothing to those before it may turn to any side; it does not.
     free = sizes <= 10 * jnp.finfo(sizes.dtype).eps * largest
     one = jnp.eye(r.shape[-1], dtype=r.dtype)
-    moved = factorized(_divided, jnp.where(free, one, r), jnp.where(free, 0, change))
+    moved = _divided(jnp.where(free, 0, change), jnp.where(free, one, r))
     within = q.mT.conj() @ moved
     lower = jnp.tril(within, -1)
     turn = lower - lower.mT.conj() + one * (within - within.real) - within
     return q, moved + q @ turn
 
 
-def _divided(r: Array, x: Array) -> Array:
-    """``x`` times the inverse of upper triangular `r`."""
-    return jax.lax.linalg.triangular_solve(r, x, left_side=False, lower=False)
+def _divided(x: Array, r: Array) -> Array:
+    """``x`` times the inverses of upper triangular matrices `r`."""
+
+    def solved(transposed: bool, x: Array) -> Array:
+        def solve(r: Array, x: Array) -> Array:
+            return jax.lax.linalg.triangular_solve(r, x, transpose_a=transposed)
+
+        solution: Array = factorized(solve, r, x)
+        return solution
+
+    # JAX before 0.10 cannot transpose the loop in a branch that `factorized` makes.
+    solution: Array = jax.lax.custom_linear_solve(
+        lambda y: y @ r,
+        x,
+        lambda _, x: solved(False, x),
+        transpose_solve=lambda _, x: solved(True, x),
+    )
+    return solution

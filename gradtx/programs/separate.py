@@ -472,6 +472,11 @@ def _unstack(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     return _without(eqn, _owned(kinds), [eqn.params["axis"]])
 
 
+def _split(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = _owned(kinds)
+    return _of_one("split", kind) if kind.axis == eqn.params["axis"] else kind
+
+
 def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     (contracted, batched) = eqn.params["dimension_numbers"]
     ranks = [len(v.aval.shape) for v in eqn.invars]
@@ -559,6 +564,7 @@ _OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Kind]] = {
     "concatenate": _concatenate,
     "stack": _stack,
     "unstack": _unstack,
+    "split": _split,
     "dot_general": _dot,
     **{f"reduce_{name}": _reduced for name in ("sum", "max", "min", "prod", "and", "or", "xor")},
     **dict.fromkeys(("argmax", "argmin", "reduce"), _reduced),

@@ -51,7 +51,8 @@ def offload(
     them: ``load_state_dict(tx, params, state_dict(state))`` brings such a state back to the host,
     without which its first step is compiled anew. :func:`state_sharding` keeps divided slots on the
     hosts of their devices. With ``make_step(inside=...)`` the slots of stacked layers come in layer
-    by layer. With jax 0.8.0, programs compiled for a CPU leave the whole state on the device.
+    by layer. Before jax 0.10.2, programs compiled for a CPU leave the whole state on the device,
+    and a sharded state cannot be made there: XLA says "Side-effect HLO must have sharding".
 
     State: `OffloadState`.
 

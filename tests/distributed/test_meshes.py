@@ -128,8 +128,10 @@ FINITE_ONLY = CHOSEN_BY_ROUNDING | MAGNIFIED
         ),
     ],
 )
-def test_a_step_on_the_axes_of_make_mesh_is_that_on_one_device(name, zero):
+def test_a_step_on_the_axes_of_make_mesh_is_that_on_one_device(name, zero, request):
     """Also where JAX would ask how a result should lie: in products, scatters, decompositions."""
+    if name == "offload":
+        request.getfixturevalue("host_memory")
     tx = CATALOGUE[name].make()
     p, batch = small()
     alone = gradtx.make_step(loss, tx, donate=False)

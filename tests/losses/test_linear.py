@@ -90,7 +90,19 @@ def test_double_precision():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(
+            jnp.bfloat16,
+            marks=pytest.mark.skipif(
+                jax.__version_info__ < (0, 8, 1),
+                reason="XLA for CPUs multiplies no bfloat16 with a result in float32",
+            ),
+        ),
+        jnp.float16,
+    ],
+)
 def test_halves_are_summed_in_float32(dtype):
     """Losses as from the same numbers in float32; gradients up to rounding, not more than whole."""
     rng = np.random.default_rng(1)

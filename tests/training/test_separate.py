@@ -39,9 +39,6 @@ def drawn(*axes):
 MIXED = "layers are combined, or computed unlike each other"
 LOST = "layers are computed apart, which the analysis cannot tell"
 
-# An older JAX splits an array and removes the axis.
-UNSTACKS = "split" not in str(jax.make_jaxpr(jnp.unstack)(jnp.ones((2, 2))))
-
 # Arrays of three layers, and two of them with padding. Owners 0 to 2 are layers of one stack.
 X = (3, 4), layers(0, 0, 1, 2)
 Y = (4, 3), layers(1, 0, 1, 2)
@@ -461,7 +458,7 @@ CUTS = {
         [ONE],
         [owned_by(0), owned_by(0)],
     ),
-    "split: rows": (lambda x: tuple(lax.split(x, (1, 3), axis=1)), [X], LOST),
+    "split: rows": (lambda x: tuple(lax.split(x, (1, 3), axis=1)), [X], [X[1]] * 2),
 }
 
 JOINS = {
@@ -537,7 +534,7 @@ JOINS = {
         [OTHER, ((3, 4), free((3, 4))), ONE],
         layers(1, 8, NOBODY, 0),
     ),
-    "unstack: rows": (lambda x: tuple(jnp.unstack(x)), [Y], [X[1]] * 4 if UNSTACKS else LOST),
+    "unstack: rows": (lambda x: tuple(jnp.unstack(x)), [Y], [X[1]] * 4),
     "unstack: layers": (lambda x: tuple(jnp.unstack(x)), [X], MIXED),
     "unstack: one layer": (lambda x: tuple(jnp.unstack(x)), [SINGLE], [owned_by(5)]),
     "unstack: layers and stack them": (
