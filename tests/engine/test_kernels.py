@@ -203,7 +203,9 @@ def test_on_a_cpu_what_is_between_codes_takes_no_room(monkeypatch):
         return gradtx.apply_gradients(tx, g, p, s)
 
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(p, tx.init(p), p).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 2.5 * p.size
+    # 2.52 bytes an entry with jaxlib 0.8.0; 1.51 with 0.10.2, and with 0.12.
+    most = 2.6 if jax.__version_info__ < (0, 10) else 2
+    assert compiled.memory_analysis().temp_size_in_bytes < most * p.size
     kernels_of_xla = re.findall(r"^%\S+ \(.*?^}", compiled.as_text(), re.MULTILINE | re.DOTALL)
     assert [k for k in kernels_of_xla if " floor(" in k]
     writing = [k for k in kernels_of_xla if "dynamic-update-slice(" in k]
