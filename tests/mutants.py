@@ -457,8 +457,8 @@ class Trial:
 
 
 def tests_of(items, module, slow):
-    """The tests of a file, of slow ones with many cases some that lie evenly among them and among
-    those that are named as the module or a function of it is."""
+    """The tests of a file, of slow ones with many cases those that are named as the module or a
+    function of it is, and some that lie evenly among the others."""
     cases = collections.defaultdict(list)
     for item in items:
         cases[item.name.partition("[")[0]].append(item)
@@ -467,7 +467,7 @@ def tests_of(items, module, slow):
     for same in cases.values():
         named = [item for item in same if any(n in item.name.partition("[")[2] for n in names)]
         others = [item for item in same if item not in named]
-        chosen = [*_some(named), *_some(others)] if few else same
+        chosen = [*named, *_some(others)] if few else same
         yield from (Test(item, module, case) for case, item in enumerate(chosen))
 
 
