@@ -5,6 +5,7 @@ divide by the gap between them, and are NaN there. Here vectors of one space do 
 each other, which is right for all that does not depend on the choice of the basis.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -142,18 +143,13 @@ def _turned_basis(primals: Any, tangents: Any) -> tuple[Array, Array]:
 def _divided(x: Array, r: Array) -> Array:
     """``x`` times the inverses of upper triangular matrices `r`."""
 
-    def solved(transposed: bool, x: Array) -> Array:
-        def solve(r: Array, x: Array) -> Array:
-            return jax.lax.linalg.triangular_solve(r, x, transpose_a=transposed)
-
-        solution: Array = factorized(solve, r, x)
-        return solution
+    def solve(_: Any, x: Array, transpose_a: bool = False) -> Any:
+        of_matrices = functools.partial(jax.lax.linalg.triangular_solve, transpose_a=transpose_a)
+        return factorized(of_matrices, r, x)
 
     # JAX before 0.10 cannot transpose the loop in a branch that `factorized` makes.
+    transposed = functools.partial(solve, transpose_a=True)
     solution: Array = jax.lax.custom_linear_solve(
-        lambda y: y @ r,
-        x,
-        lambda _, x: solved(False, x),
-        transpose_solve=lambda _, x: solved(True, x),
+        lambda y: y @ r, x, solve, transpose_solve=transposed
     )
     return solution
