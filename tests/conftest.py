@@ -169,3 +169,10 @@ def host_memory():
     moved = jax.jit(lambda x: jax.device_put(x, space))(jax.numpy.ones(8))
     if moved.sharding.memory_kind != "pinned_host":
         pytest.skip("this jaxlib compiles for a CPU as if it had no memory of the host's")
+
+
+@pytest.fixture
+def host_memory_of_offload(request, name):
+    """Skips there the entry `offload` of the catalogue, of a test with a case for each `name`."""
+    if name == "offload":
+        request.getfixturevalue("host_memory")

@@ -178,10 +178,9 @@ def cases():
                 yield pytest.param(name, setting, marks=marks, id=f"{name}-{setting}")
 
 
+@pytest.mark.usefixtures("host_memory_of_offload")
 @pytest.mark.parametrize(("name", "setting"), list(cases()))
-def test_a_run_in_another_setting_has_the_numbers_of_the_reference(name, setting, request):
-    if name == "offload":
-        request.getfixturevalue("host_memory")
+def test_a_run_in_another_setting_has_the_numbers_of_the_reference(name, setting):
     run, rtol, atol, *_ = SETTINGS[setting]
     got, want = run(name)
     atol = atol(name, want) if callable(atol) else atol

@@ -117,6 +117,7 @@ MAGNIFIED = {"scale_by_fira"}
 FINITE_ONLY = CHOSEN_BY_ROUNDING | MAGNIFIED
 
 
+@pytest.mark.usefixtures("host_memory_of_offload")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "zero"),
@@ -128,10 +129,8 @@ FINITE_ONLY = CHOSEN_BY_ROUNDING | MAGNIFIED
         ),
     ],
 )
-def test_a_step_on_the_axes_of_make_mesh_is_that_on_one_device(name, zero, request):
+def test_a_step_on_the_axes_of_make_mesh_is_that_on_one_device(name, zero):
     """Also where JAX would ask how a result should lie: in products, scatters, decompositions."""
-    if name == "offload":
-        request.getfixturevalue("host_memory")
     tx = CATALOGUE[name].make()
     p, batch = small()
     alone = gradtx.make_step(loss, tx, donate=False)

@@ -98,12 +98,11 @@ CHOSEN_BY_ROUNDING = {"kl_soap", "scale_by_kl_soap", "scale_by_soap", "soap", "s
 CHOSEN_BY_ROUNDING |= {"scale_by_soap_muon", "scale_by_splus", "splus"}
 
 
+@pytest.mark.usefixtures("host_memory_of_offload")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", THIRDS[1])
-def test_a_sharded_run_is_the_run_on_one_device(name, request):
+def test_a_sharded_run_is_the_run_on_one_device(name):
     """Two steps with `zero`: state made in its sharding, kept there, and the same numbers."""
-    if name == "offload":
-        request.getfixturevalue("host_memory")
     got, want = sharded_and_alone(CATALOGUE[name].make(), sharding_of(name, "data"), name)
     if name in CHOSEN_BY_ROUNDING:
         chex.assert_tree_all_finite(got)
