@@ -20,7 +20,7 @@ import gradtx
 from benchmarks.tables import markdown
 
 LEAVES, SHAPES = 150, (4, 40)
-ROUNDS = 3
+ROUNDS = 8
 GROUPS = 8
 RATE = 1e-3
 
@@ -37,6 +37,12 @@ def adamw(library: ModuleType) -> Any:
     return library.adamw(RATE)
 
 
+def unchanged(library: ModuleType) -> Any:
+    """A step that applies the gradients: what JAX takes for the arguments alone."""
+    init = library.adamw(RATE).init
+    return optax.GradientTransformation(init, lambda updates, state, params: (updates, state))
+
+
 def clipped(library: ModuleType) -> Any:
     return library.chain(library.clip_by_global_norm(1.0), library.adamw(RATE))
 
@@ -50,10 +56,24 @@ def grouped(library: ModuleType) -> Any:
     return library.partition({str(i): library.adamw(RATE * (i + 1)) for i in range(GROUPS)}, groups)
 
 
+def with_norms(tx: Any) -> Any:
+    """A transformation of Optax whose state has the norms that `guard` reports."""
+
+    def init(params: Any) -> Any:
+        return tx.init(params), [jnp.zeros([])] * 3
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        new, inner = tx.update(updates, state[0], params)
+        return new, (inner, list(map(optax.tree.norm, (updates, new, params))))
+
+    return optax.GradientTransformation(init, update)
+
+
 # By name what makes the transformation of gradtx, and that of Optax.
 COMPOSITIONS: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     name: (functools.partial(make, gradtx), functools.partial(make, optax))
     for name, make in (
+        ("gradients as they are, with the state of `adamw`", unchanged),
         ("`adamw`", adamw),
         ("clipping, `adamw`", clipped),
         ("`adam`, decay under a mask function", masked),
@@ -65,6 +85,10 @@ COMPOSITIONS: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "`guard` / `apply_if_finite`": (
         lambda: gradtx.guard(gradtx.adamw(RATE)),
         lambda: optax.apply_if_finite(optax.adamw(RATE), 5),
+    ),
+    "`guard` / `apply_if_finite` and the norms that `guard` reports": (
+        lambda: gradtx.guard(gradtx.adamw(RATE)),
+        lambda: with_norms(optax.apply_if_finite(optax.adamw(RATE), 5)),
     ),
     "`accumulate` / `MultiSteps`": (
         lambda: gradtx.accumulate(gradtx.adamw(RATE), 4),

@@ -21,6 +21,7 @@ from gradtx.leaves.paths import is_leaf
 from gradtx.leaves.rows import is_rows
 from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import inside, loop_once_if
+from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
 
 
@@ -104,7 +105,7 @@ def gate(
 
         state_and_taken = decision.state, jnp.array(False)
         if decision.otherwise is None:
-            rest = tree.zeros_like(updates)
+            rest = _zeros_like(updates)
         else:
             rest = decision.otherwise(lambda: run((None, *state_and_taken), jnp.int32(0)))
         select = anyway and _are_arrays(updates, decision.state)
@@ -128,6 +129,21 @@ def gate(
         return params, decision.close(inner, taken)
 
     return GradientTransformationExtraArgs(init, update, step if still else None, **traits)
+
+
+def _zeros_like(updates: Updates) -> Updates:
+    """Zeros; in a program, the same value for leaves of a kind, which is traced once."""
+    of_kind: dict[Any, Array] = {}
+
+    def zeros(x: Array) -> Array:
+        if not is_tracer(x):
+            return jnp.zeros_like(x)
+        kind = jax.typeof(x)
+        if kind not in of_kind:
+            of_kind[kind] = jnp.zeros_like(x)
+        return of_kind[kind]
+
+    return tree.map_updates(zeros, updates)
 
 
 def step_if(

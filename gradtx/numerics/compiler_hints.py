@@ -27,7 +27,7 @@ import numpy as np
 from gradtx.numerics.mathematics import add_each
 from gradtx.numerics.precision import cast, real_dtype
 from gradtx.numerics.step import Step
-from gradtx.programs.tracing import is_tracer, vary, varying_axes
+from gradtx.programs.tracing import FEW_EQUATIONS, as_function, is_tracer, vary, varying_axes
 from gradtx.types import Array
 
 Backends = Literal["all", "cpu", "tpu", "cuda", "all but cpu", "all but tpu"]
@@ -211,7 +211,10 @@ class _Replay(NamedTuple):
         ]
         invars = [*jaxpr.constvars, *names, *jaxpr.invars]
         program = jaxpr.replace(constvars=[], invars=invars, eqns=eqns)
-        run = jaxpr_as_fun(ClosedJaxpr(program, []))
+        if len(eqns) > FEW_EQUATIONS:  # as of a whole tree
+            run = as_function("recomputed", program)
+        else:
+            run = jaxpr_as_fun(ClosedJaxpr(program, []))
         structure: Any = jax.tree.structure(out)
         return cls(
             lambda *inputs: structure.unflatten(run(*inputs)),

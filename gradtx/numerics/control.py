@@ -160,7 +160,11 @@ def loop_once_if(
     def either(condition: Array, now: _T, constants: list[Array]) -> _T:
         if not anyway:
             return loop(condition, now, constants)
-        chosen: _T = jax.lax.platform_dependent(condition, now, constants, cpu=loop, default=select)
+        whole = (condition, now, constants)
+        # Arguments of this function would be named one by one, which takes as long as the loop's.
+        chosen: _T = jax.lax.platform_dependent(
+            cpu=lambda: loop(*whole), default=lambda: select(*whole)
+        )
         return chosen
 
     @either.defjvp

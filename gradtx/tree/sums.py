@@ -22,7 +22,7 @@ from gradtx.numerics.norms import (
     with_derivative,
 )
 from gradtx.programs.contexts import for_comparison
-from gradtx.programs.tracing import is_tracer, traced_once
+from gradtx.programs.tracing import as_call, is_tracer, traced_once
 from gradtx.tree.leaves import dense, present, together
 from gradtx.types import Array, PyTree
 
@@ -66,14 +66,8 @@ def _sums(scales: Scales, *xs: Array, on: Chip | None = None) -> list[Array]:
 def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
     """The same sums, of arrays of one shape."""
 
-    def stacked(*xs: Array) -> Array:
-        return jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0)
-
-    def sums_of_stack(*xs: Array) -> list[Array]:  # quicker to trace than with jnp.stack
-        size = math.isqrt(len(xs))
-        parts = [xs[i : i + size] for i in range(0, len(xs), size)]
-        stack = jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
-        return sums_of_squares(scales, stack, on=on)
+    def sums_of_stack(*xs: Array) -> list[Array]:
+        return sums_of_squares(scales, _stack(*xs), on=on)
 
     def separate_sums(*xs: Array) -> list[Array]:
         each = [sums_of_squares(scales, x, on=on) for x in xs]
@@ -88,6 +82,16 @@ def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
     if on == "cpu":
         return separate_sums(*xs)
     return jax.lax.platform_dependent(*xs, cpu=separate_sums, default=sums_of_stack)
+
+
+@as_call
+def _stack(*xs: Array) -> Array:  # quicker to trace than with jnp.stack
+    def stacked(*xs: Array) -> Array:
+        return jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0)
+
+    size = math.isqrt(len(xs))
+    parts = [xs[i : i + size] for i in range(0, len(xs), size)]
+    return jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
 
 
 def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = False) -> Norm:

@@ -131,6 +131,7 @@ def _measured_again(
     return out, MeasuredState(inner_state, *measured)
 
 
+@as_call
 def _squares(updates: Updates, params: Params | None) -> list[Array]:
     """The squared norms of updates and of parameters; where an update is `Rows`, of these rows."""
     leaves, treedef = leaves_with_path(updates)
