@@ -19,6 +19,8 @@ pytestmark = pytest.mark.compiled
 SHAPES = (
     *((), (1,), (1, 1), (2,), (3,), (4,), (7,), (8,), (9,), (16,), (17,), (33,), (64,), (65,)),
     *((0, 3), (2, 2), (3, 3), (9, 5), (8, 16), (7, 33), (1, 70), (2, 3, 4), (129,), (500,)),
+    *((1, 16), (2, 8), (2, 32), (48,), (5, 16), (80,), (3, 32), (112,), (9, 16), (160,)),
+    *((7, 16), (496,), (528,), (2, 3, 8), (2, 3, 16), (5, 48), (272,)),
 )
 
 
@@ -109,22 +111,22 @@ def test_narrow_types_and_hyperparameters(make, dtype, monkeypatch):
 @pytest.mark.slow
 def test_one_program_for_leaves_of_any_shapes():
     tx = gradtx.adagrad(0.0357)
-    programs(several, tx, drawn(0, [(5, i) for i in range(1, 20)]), 1)
-    assert programs(several, tx, drawn(0, [(4, i) for i in range(1, 21)]), 1) == 0
+    programs(several, tx, drawn(0, [(5, 16 * i) for i in range(1, 20)]), 1)
+    assert programs(several, tx, drawn(0, [(4, 16 * i) for i in range(1, 21)]), 1) == 0
     # So many steps later there is one for the leaves, which others have no use for.
-    params = drawn(0, [(6, i) for i in range(1, 18)])
+    params = drawn(0, [(6, 16 * i) for i in range(1, 18)])
     assert programs(several, tx, params, blocks.FIRST_STEPS) == 0
     assert programs(several, tx, params, 1) == 2
 
 
-MANY = [(i, 3) for i in range(1, 18)]
+MANY = [(i, 16) for i in range(1, 18)]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tree: tree | {"00": jnp.zeros((1, 3), jnp.bfloat16)},
-        lambda tree: tree | {"00": 2.0 * np.ones((1, 3), np.float32)},
+        lambda tree: tree | {"00": jnp.zeros((1, 16), jnp.bfloat16)},
+        lambda tree: tree | {"00": 2.0 * np.ones((1, 16), np.float32)},
         lambda tree: tree | {"large": jnp.zeros(blocks.MOST)},
         lambda tree: dict(list(tree.items())[:15]),
     ],
@@ -177,8 +179,8 @@ def test_what_reads_more_than_entries_is_left_alone(tx):
 
 @pytest.mark.slow
 def test_a_random_key_rounds_each_leaf(monkeypatch):
-    params, seen = drawn(0, [(2,)] * 17, "bfloat16"), joins(monkeypatch)
-    updates = drawn(1, [(2,)] * 17)
+    params, seen = drawn(0, [(16,)] * 17, "bfloat16"), joins(monkeypatch)
+    updates = drawn(1, [(16,)] * 17)
     key = jax.random.key(0)
     got = gradtx.apply_updates(params, updates, rounding_key=key)
     assert not seen
@@ -198,7 +200,7 @@ def test_results_are_bound_to_a_device_as_those_of_jit(bound):
 
 
 def test_weak_types_stay(monkeypatch):
-    params = {f"{i:02}": jnp.broadcast_to(jnp.asarray(0.5), (i,)) for i in range(2, 19)}
+    params = {f"{i:02}": jnp.broadcast_to(jnp.asarray(0.5), (16 * i,)) for i in range(2, 19)}
     tx, seen = gradtx.scale(0.0361), joins(monkeypatch)
     got, want = tx.update(params, ()), jax.jit(tx.update)(params, ())
     assert not seen

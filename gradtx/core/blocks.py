@@ -4,12 +4,14 @@ XLA compiles the kernels of a step anew for each shape, which takes 3 s for Adam
 shapes. In its first steps a program therefore gets *blocks*: small leaves joined end to end, and
 cut into vectors of one length. If the program computes each entry from the same entry of its
 arguments and from scalars, its results have the same bits, since it consists of the same kernels
-but for the lengths of their loops. That needs several blocks, and leaves of several entries:
+but for the lengths of their loops. That needs several blocks, and leaves whose rows fill registers:
 
 - Scalars that a single kernel reads, such as a bias correction, become a part of that kernel, and
   are then rounded otherwise. Many leaves are many kernels, and so are sixteen blocks.
 - A kernel of one entry has no loop. A product of scalars is computed before a loop; without one
-  LLVM joins it to a sum, and rounds once instead of twice. Such leaves stay as they are.
+  LLVM joins it to a sum, and rounds once instead of twice. Since jax 0.12 the entries of a row that
+  do not fill a register are rounded otherwise too. Leaves whose rows are no multiple of 16 long
+  therefore stay as they are.
 """
 
 import math
@@ -32,6 +34,10 @@ MOST = 1 << 20
 FIRST_STEPS = 16
 """So many steps of a program run on blocks. All their copies together take less time than compiling
 for the leaves, which is done at the next step."""
+
+
+WIDE = 16
+"""What the last axis of a leaf is a multiple of, if it is joined: of the entries of a register."""
 
 
 class OnBlocks:
@@ -81,10 +87,10 @@ def _runs_at_once() -> bool:
 
 
 class _JoinedLeaves(NamedTuple):
-    """A tree of which all leaves but those of one entry are blocks."""
+    """A tree of which the leaves are blocks, but for those that stay as they are."""
 
     blocks: list[Any]
-    single: list[Any]
+    others: list[Any]
 
 
 def _is_joined(x: Any) -> bool:
@@ -102,7 +108,10 @@ class _Joint:
     def __init__(self, structure: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
         self._structure, self._shapes = structure, shapes
         sizes = list(map(math.prod, shapes))
-        self._are_joined = [size > 1 for size in sizes]
+        self._are_joined = [
+            size > 0 and shape != () and shape[-1] % WIDE == 0
+            for size, shape in zip(sizes, shapes, strict=True)
+        ]
         self._ends = np.cumsum(list(compress(sizes, self._are_joined)), dtype=int)
 
     @property
@@ -131,12 +140,12 @@ class _Joint:
         if not self.is_tree(part):
             return part
         leaves = jax.tree.leaves(part)
-        several = list(compress(leaves, self._are_joined))
-        single = [x for x, joined in zip(leaves, self._are_joined, strict=True) if not joined]
+        joined = list(compress(leaves, self._are_joined))
+        others = [x for x, is_joined in zip(leaves, self._are_joined, strict=True) if not is_joined]
         length = 1 << (-(-int(self._ends[-1]) // BLOCKS) - 1).bit_length()  # few for all trees
-        vector = np.concatenate([np.asarray(x).reshape(-1) for x in several])
+        vector = np.concatenate([np.asarray(x).reshape(-1) for x in joined])
         # What blocks have too much are entries once more, so that no value is a new one.
-        return _JoinedLeaves(_placed(list(np.resize(vector, (BLOCKS, length))), leaves), single)
+        return _JoinedLeaves(_placed(list(np.resize(vector, (BLOCKS, length))), leaves), others)
 
     def restored(self, part: Any) -> Any:
         """The tree of a `_JoinedLeaves`; something else as it is."""
@@ -148,9 +157,9 @@ class _Joint:
             x.reshape(shape)
             for x, shape in zip(np.split(vector, self._ends)[:-1], shapes, strict=True)
         ]
-        several, single = iter(_placed(pieces, part.blocks)), iter(part.single)
+        joined, others = iter(_placed(pieces, part.blocks)), iter(part.others)
         return self._structure.unflatten(
-            [next(several if is_joined else single) for is_joined in self._are_joined]
+            [next(joined if is_joined else others) for is_joined in self._are_joined]
         )
 
 
