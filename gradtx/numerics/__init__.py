@@ -11,6 +11,7 @@ from gradtx.numerics.mathematics import (
     infinity as infinity,
     inverse_root as inverse_root,
     is_zero as is_zero,
+    log_of as log_of,
     one_per_row as one_per_row,
     quotient_up_to as quotient_up_to,
     row_mean as row_mean,

@@ -1,5 +1,6 @@
 """Mathematics on one array that several rules share."""
 
+import math
 from typing import Any
 
 import jax
@@ -21,6 +22,17 @@ def abs_sq(x: Array) -> Array:
 def is_zero(x: Any) -> bool:
     """Whether `x` is the number 0, and no array, so that a program may leave its term out."""
     return isinstance(x, int | float) and x == 0
+
+
+def log_of(x: Any) -> Any:
+    """The logarithm; of a Python number that of the number, not of what rounding makes of it.
+
+    >>> float(log_of(0.999999)), log_of(0.0)
+    (-1.0000005000290891e-06, -inf)
+    """
+    if isinstance(x, float | int):
+        return math.log(x) if x > 0 else -math.inf
+    return jnp.log(x)
 
 
 def add_each(xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -1,7 +1,6 @@
 """The step being taken, and the scalars of its number alone: bias corrections."""
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.numerics.mathematics import log_of
 from gradtx.numerics.precision import cast
 from gradtx.types import Array, DType
 
@@ -152,11 +152,8 @@ class Step:
         r""":math:`\beta^{t + a} - 1`, by which to divide, with one operation fewer."""
 
         def power_less_one() -> Array:
-            if isinstance(decay, float | int):
-                log: Any = math.log(decay) if decay > 0 else -math.inf
-            else:
-                log = jnp.log(decay)
-            return cast(jnp.expm1((self.number + ahead) * log), self.number.dtype)
+            power = jnp.expm1((self.number + ahead) * log_of(decay))
+            return cast(power, self.number.dtype)
 
         return self.once(f"less one {ahead}", decay, power_less_one)
 

@@ -67,7 +67,7 @@ def scale_by_adagrad_decay(
         }
 
     def rule(g: Array, s: Any, t: Step) -> Any:
-        periods = jnp.floor(t.number / accumulator_decay_step).astype(s.decays.dtype)
+        periods = (t.count // accumulator_decay_step).astype(s.decays.dtype)
         due = periods > s.decays
         decayed = jnp.maximum(accumulator_decay_rate * s.accumulator, initial_accumulator_value)
         total = jnp.where(due, decayed, s.accumulator) + abs_sq(g)

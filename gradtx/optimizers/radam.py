@@ -1,6 +1,5 @@
 """RAdam."""
 
-import math
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative, Range
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments, nesterov_mean
+from gradtx.numerics import Step, abs_sq, debias, ema, log_of, moments, nesterov_mean
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array
@@ -28,8 +27,7 @@ def _langevin(y: Any) -> Any:
 
 def _length(b2: Any, t: Step) -> tuple[Any, Any]:
     """How many gradients the second moment rests on, now and in the limit."""
-    fixed = isinstance(b2, float | int)
-    rate = -(math.log(b2) if b2 > 0 else -math.inf) if fixed else -jnp.log(b2)
+    rate = -log_of(b2)
     # rho_inf - 2 t b2^t / (1 - b2^t) loses four digits in float32 at the first steps, which
     # matter most; with hyperbolic functions the large terms cancel on paper.
     now = t.number + _langevin(rate / 2) - t.number * _langevin(t.number * (rate / 2))

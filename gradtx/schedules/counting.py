@@ -32,6 +32,9 @@ def floating(count: Any) -> Array:
 def quotient(count: Any, divisor: Any) -> Any:
     """``count / divisor``, in double precision where JAX has it.
 
+    XLA multiplies with the inverse of a divisor that it knows, which may give less than a whole
+    number: how many times a divisor fits into a count is ``count // divisor``.
+
     JAX divides 32-bit integers in float32. Their product with a Python number is of the default
     type, and leaves a step in the type of its parameters; only strict promotion refuses it.
     """

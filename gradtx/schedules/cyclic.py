@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive, check_choice
 from gradtx.declarations.declared_schedule import schedule
+from gradtx.numerics import log_of
 from gradtx.schedules.counting import floating, quotient, raised, steps, within
 
 
@@ -100,12 +101,12 @@ def cosine_restarts_schedule(
     first = steps(first_decay_steps)
 
     def value(count: Any) -> Any:
-        time = quotient(count, first)
         if isinstance(t_mul, int | float):
-            restart, part = _even(time) if t_mul == 1 else _growing(time, t_mul)
+            restart, part = _even(count, first) if t_mul == 1 else _growing(count, first, t_mul)
         else:
             even = t_mul == 1
-            pairs = zip(_even(time), _growing(time, jnp.where(even, 2, t_mul)), strict=True)
+            growing = _growing(count, first, jnp.where(even, 2, t_mul))
+            pairs = zip(_even(count, first), growing, strict=True)
             restart, part = (jnp.where(even, x, y) for x, y in pairs)
         wave = 0.5 * m_mul**restart * (1 + jnp.cos(jnp.pi * part))
         return init_value * ((1 - alpha) * wave + alpha)
@@ -113,21 +114,25 @@ def cosine_restarts_schedule(
     return value
 
 
-def _even(time: Any) -> tuple[Any, Any]:
+def _even(count: Any, first: Any) -> tuple[Any, Any]:
     """The last restart and the part of its decay that is over, where all are equally long."""
-    restart = jnp.floor(time)
-    return restart, time - restart
+    restart = count // first
+    return floating(restart), quotient(count - restart * first, first)
 
 
-def _growing(time: Any, t_mul: Any) -> tuple[Any, Any]:
+def _growing(count: Any, first: Any, t_mul: Any) -> tuple[Any, Any]:
     """The same, where each decay is longer than the previous one."""
-    restart = jnp.floor(jnp.log1p(time * (t_mul - 1)) / jnp.log(t_mul))
-    # The logarithm may be off by a bit where a restart falls due; the power decides.
-    restart = jnp.where(_begin(restart + 1, t_mul) <= time, restart + 1, restart)
-    restart = jnp.where(_begin(restart, t_mul) > time, restart - 1, restart)
-    return restart, (time - _begin(restart, t_mul)) / t_mul**restart
 
+    def begin(restart: Any) -> Any:
+        """The step at which a restart begins."""
+        at = first * jnp.expm1(restart * rate) / (t_mul - 1)
+        whole = jnp.round(at)
+        return jnp.where(jnp.abs(at - whole) <= 1e-5 * whole, whole, at)  # all but for rounding
 
-def _begin(restart: Any, t_mul: Any) -> Any:
-    """The time at which a restart begins, in units of the first."""
-    return (t_mul**restart - 1) / (t_mul - 1)
+    rate = log_of(t_mul)
+    restart = jnp.floor(jnp.log1p(quotient(count, first) * (t_mul - 1)) / rate)
+    time = floating(count)
+    # The logarithm may be off by a bit where a restart falls due; the steps decide.
+    restart = jnp.where(begin(restart + 1) <= time, restart + 1, restart)
+    restart = jnp.where(begin(restart) > time, restart - 1, restart)
+    return restart, (time - begin(restart)) / (first * t_mul**restart)

@@ -61,9 +61,10 @@ def polynomial_schedule(
 
     def value(count: Any) -> Any:
         if cycle:
-            since = floating(jnp.maximum(count - begin, 0))
-            end = n * jnp.maximum(jnp.ceil(since / n), 1)
-            left = jnp.maximum(end - since, 0) / end
+            since = jnp.maximum(count - begin, 0)
+            over = since % n
+            rest = floating(jnp.where((since > 0) & (over == 0), 0, n - over))
+            left = rest / (floating(since) + rest)
         else:
             # The rest, as one number: XLA computes 1 - c / n as 1 - c * (1 / n), rounded once,
             # which is negative at the end.
@@ -181,9 +182,7 @@ def exponential_decay(
 
     def value(count: Any) -> Any:
         since = count - begin
-        exponent = quotient(since, n)
-        if staircase:
-            exponent = jnp.floor(exponent)
+        exponent = floating(since // n) if staircase else quotient(since, n)
         powered = raised(decay_rate, exponent)
         decayed = jnp.where(since <= 0, init_value, init_value * powered)
         if end_value is not None:
@@ -263,8 +262,8 @@ def inverse_time_decay(
     n = steps(transition_steps)
 
     def value(count: Any) -> Any:
-        time = quotient(count, n)
-        return init_value / (1 + decay_rate * (jnp.floor(time) if staircase else time))
+        time = floating(count // n) if staircase else quotient(count, n)
+        return init_value / (1 + decay_rate * time)
 
     return value
 

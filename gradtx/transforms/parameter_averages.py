@@ -123,13 +123,13 @@ def ema_params(
         always = isinstance(start, int) and start == 0
         since = t.number if always else jnp.maximum(t.number - start, 1)
         if debias:  # 0 at the first step, where rounding may put it below
-            rate = jnp.maximum(1 + (1 - decay) / jnp.expm1(since * jnp.log(decay)), 0)
+            rate = jnp.maximum(1 + (1 - decay) / jnp.expm1(since * numerics.log_of(decay)), 0)
         if not always:
             rate = jnp.where(t.number <= start, 0.0, rate)
         average = numerics.ema(p + g, s.average, rate)
         if overwrite_every is None:
             return g, {"average": average}
-        due = jnp.mod(jnp.ceil(t.number / window), overwrite_every) == 0
+        due = -(-t.count // window) % overwrite_every == 0
         return jnp.where(due, average - p, g), {"average": average}
 
     tx = leafwise(EmaParamsState, _average, rule)
@@ -193,11 +193,11 @@ def swa_params(start: Count = 0, every: PositiveCount = 1) -> GradientTransforma
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
         def make() -> Array:
-            since = t.number - start
-            n = jnp.floor(since / every)
-            due = (n >= 1) & (since == n * every)
+            since = t.count - start
+            n = since // every
+            share = 1 / jnp.maximum(n, 1).astype(t.number.dtype)
             # Before the first mean the average follows the parameters.
-            return jnp.where(n < 1, 1.0, jnp.where(due, 1 / jnp.maximum(n, 1), 0.0))
+            return jnp.where(n < 1, 1.0, jnp.where(since % every == 0, share, 0.0))
 
         return g, {"average": s.average + t.once("swa", 0, make) * (p + g - s.average)}
 

@@ -1,5 +1,6 @@
 """AdagradDecay against DeepRec's formulas and tests."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,3 +60,14 @@ def test_an_untouched_row_decays_once_at_its_next_touch():
     # Of row 0: 1, and half of it at step 6, where three decays are due.
     assert float(state.accumulator[0, 0]) == 1.5
     assert state.decays[:, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("period", [40, 41, 47])
+def test_a_sum_decays_at_the_end_of_its_period(period):
+    tx = gradtx.scale_by_adagrad_decay(1.0, accumulator_decay_step=period)
+    state = tx.init(jnp.zeros(1))._replace(count=jnp.int32(period - 2))
+    decays = []
+    for _ in range(2):
+        _, state = jax.jit(tx.update)(jnp.ones(1), state)
+        decays.append(int(state.decays[0]))
+    assert decays == [0, 1]

@@ -2,7 +2,9 @@
 
 # Sees mutants of: scheduled, cyclic, decay, half_life, piecewise, products.
 
+import fractions
 import json
+import math
 import pickle
 
 import jax
@@ -616,3 +618,35 @@ def test_a_one_cycle_has_one_of_two_conventions():
 
 
 CONVENTIONS = ("optax", "torch")
+
+
+# XLA multiplies with the inverse of these, and loses, or gains, the last bit of some multiples.
+UNEVEN = (7, 15, 41, 49, 107)
+TIMES = np.array([1, 2, 3, 5, 7])
+
+
+@pytest.mark.parametrize("n", UNEVEN)
+def test_stairs_and_cycles_end_at_their_last_step(n):
+    at = jnp.asarray(n * TIMES)
+    halved = jax.jit(gradtx.exponential_decay(1.0, n, 0.5, staircase=True))
+    np.testing.assert_array_equal([halved(at - 1), halved(at)], [0.5 ** (TIMES - 1), 0.5**TIMES])
+    inverse = jax.jit(gradtx.inverse_time_decay(1.0, n, 1.0, staircase=True))
+    np.testing.assert_allclose([inverse(at - 1), inverse(at)], [1 / TIMES, 1 / (1 + TIMES)], 1e-6)
+    linear = jax.jit(gradtx.polynomial_schedule(1.0, 0.0, 1, n, cycle=True))
+    np.testing.assert_array_equal(linear(at), 0)
+    np.testing.assert_allclose(linear(at + 1), (n - 1) / (n * (TIMES + 1)), 1e-6)
+
+
+@pytest.mark.parametrize("n", UNEVEN)
+@pytest.mark.parametrize("t_mul", [1.0, 1.1, 1.2, 1.5, 2.0, 3.0])
+def test_restarts_are_on_time(t_mul, n):
+    factor = fractions.Fraction(str(t_mul))
+    begins = [sum(n * factor**i for i in range(k)) for k in range(6)]
+    at = list(map(math.ceil, begins))
+    over = [
+        float((t - b) / (n * factor**k)) for k, (t, b) in enumerate(zip(at, begins, strict=True))
+    ]
+    for made in (t_mul, jnp.float32(t_mul)):
+        schedule = jax.jit(gradtx.cosine_restarts_schedule(1.0, n, made, 0.5))
+        want = 0.5 ** np.arange(6) * (0.5 + 0.5 * np.cos(np.pi * np.array(over)))
+        np.testing.assert_allclose(schedule(jnp.array(at)), want, atol=1e-4)

@@ -160,3 +160,31 @@ def test_the_average_of_a_leaf_without_a_gradient(every_leaf, frozen):
     np.testing.assert_allclose([found["a"], found["b"]], [[0.5], [frozen]])
     partial = gradtx.eval_params(tx, tx.init({**start, "b": None}), p)
     np.testing.assert_allclose([partial["a"], partial["b"]], [[0.0], [4.0]])
+
+
+@pytest.mark.parametrize("every", [40, 41, 47])
+def test_swa_takes_every_snapshot(every):
+    tx = gradtx.chain(gradtx.sgd(1.0), gradtx.swa_params(every=every))
+    params = jnp.zeros(1)
+
+    def step(_, now):
+        updates, state = tx.update(jnp.ones(1), now[1], now[0])
+        return gradtx.apply_updates(now[0], updates), state
+
+    params, state = jax.lax.fori_loop(0, 3 * every, step, (params, tx.init(params)))
+    assert gradtx.eval_params(tx, state, params).tolist() == [-2.0 * every]
+
+
+@pytest.mark.parametrize(("t", "overwritten"), [(20, False), (21, False), (22, True), (28, True)])
+def test_a_window_ends_with_its_last_step(t, overwritten):
+    tx = gradtx.ema_params(0.5, overwrite_every=2, window=7)
+    state = tx.init(jnp.zeros(1))._replace(count=jnp.int32(t - 1), average=jnp.array([5.0]))
+    updates, state = jax.jit(tx.update)(jnp.ones(1), state, jnp.zeros(1))
+    assert updates.tolist() == (state.average if overwritten else jnp.ones(1)).tolist()
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.999, 0.99999, 0.999999])
+def test_without_the_start_the_first_average_is_the_parameters(decay):
+    tx = gradtx.ema_params(decay, debias=True)
+    state = jax.jit(tx.update)(jnp.ones(1), tx.init(jnp.zeros(1)), jnp.zeros(1))[1]
+    np.testing.assert_allclose(state.average, 1, rtol=2e-7)
