@@ -77,8 +77,8 @@ def scale_by_adopt(
         c = g / jnp.maximum(root(before), eps)
         if use_clipping:
             c = _clip(c, limit(t))
-        mu = ema(c, s.mu, jnp.where(first, 1, b1))
-        u = ema(c, mu, jnp.where(first, 1, b1)) if nesterov else mu
+        mu = jnp.where(first, s.mu, ema(c, s.mu, b1))
+        u = jnp.where(first, mu, ema(c, mu, b1)) if nesterov else mu
         return u, {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, slots, rule)

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.checks import NonNegative, Number, check
+from gradtx.checks import NonNegative, Number, Positive, check
 from gradtx.composition.chain import chain, identity
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
@@ -110,7 +110,7 @@ def scale_by_dog(
     kind, first = init_step
     if callable(first):
         raise TypeError("scale_by_dog: init_step[1] must be a number or an array, not a schedule")
-    check("scale_by_dog", "init_step[1]", first, NonNegative)
+    check("scale_by_dog", "init_step[1]", first, Positive)
 
     def numbers(p: list[Array]) -> dict[str, Any]:
         distance = 0.0 if kind == "learning_rate" else first

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Positive
+from gradtx.checks import NonNegative, Positive, check_constant
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
@@ -110,11 +110,15 @@ def rprop(
     where `clip` keeps the step size between its bounds.
 
     Args:
-        learning_rate: :math:`\Delta_0 \ge 0`, the step size of every entry at the start.
+        learning_rate: :math:`\Delta_0 \ge 0`, the step size of every entry at the start; a number
+            or an array.
         eta_minus: :math:`\eta_-` in :math:`(0, 1)`, for an entry whose gradient changes its sign.
         eta_plus: :math:`\eta_+ > 1`, for an entry whose gradient keeps its sign.
         min_step_size: the least step size, at least 0.
         max_step_size: the largest step size, at least 0.
+
+    Raises:
+        TypeError: `learning_rate` is a schedule: after the start it has no effect.
 
     Source: M. Riedmiller and H. Braun, A Direct Adaptive Method for Faster Backpropagation
     Learning: The RPROP Algorithm, 1993.
@@ -127,6 +131,7 @@ def rprop(
     >>> bool(jnp.allclose(params, 1, atol=1e-2))
     True
     """
+    check_constant("rprop", {"learning_rate": learning_rate})
     return chain(
         scale_by_rprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size),
         scale(-1.0),

@@ -98,10 +98,11 @@ def muon_coefficients(
             that converge) or ``"cubic"`` (five pairs, without the square of the Gram matrix).
         steps: how many iterations, at least 1, for ``"standard"`` and ``"polar_express"``, which
             repeat their last; the others have a length of their own.
-        safety: :math:`s \ge 1`: all but the last polynomial is :math:`p(x / s)`, so that rounding
-            brings no singular value above the interval on which the next is bounded. Unless given,
-            it is 1.01 for ``"polar_express"``, as in its paper, whose code divides the first
-            iterate by it too, and 1 for the others.
+        safety: :math:`s \ge 1`: all polynomials but the last one that was published are
+            :math:`p(x / s)`, so that rounding brings no singular value above the interval on which
+            the next is bounded; of ``"standard"``, which has one, all iterations but the last.
+            Unless given, it is 1.01 for ``"polar_express"``, as in its paper, whose code divides
+            the first iterate by it too, and 1 for the others.
 
     Returns:
         A tuple of :math:`(a, b, c)`, or :math:`(a, b)`, for each iteration.
@@ -121,11 +122,12 @@ def muon_coefficients(
     s = schedule.safety if safety is None else safety
     if not s >= 1:
         raise ValueError(f"muon_coefficients: safety must be at least 1, not {safety}")
-    rows = schedule.coefficients
-    if schedule.repeats:
-        rows = (*rows, *rows[-1:] * steps)[:steps]
-    safe = [tuple(c / s ** (2 * i + 1) for i, c in enumerate(row)) for row in rows[:-1]]
-    return (*safe, rows[-1])
+    *others, last = schedule.coefficients
+    if schedule.repeats and not others:
+        others = [last] * (steps - 1)
+    safe = [tuple(c / s ** (2 * i + 1) for i, c in enumerate(row)) for row in others]
+    rows = (*safe, last)
+    return (*rows, *[last] * steps)[:steps] if schedule.repeats else rows
 
 
 def coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:

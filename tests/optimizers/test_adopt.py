@@ -68,3 +68,14 @@ def test_a_gradient_that_the_old_moment_vanishes_beside_is_clipped():
     update = jax.jit(tx.update)
     _, state = update(jnp.full_like(g, 1e-6), tx.init(g), g)
     np.testing.assert_array_equal(update(g, state, g)[0], -1.0)
+
+
+def test_without_epsilon_the_first_step_sets_the_second_moment_alone():
+    tx = gradtx.adopt(0.1, eps=0.0, use_clipping=False)
+    params = jnp.zeros(2)
+    state = tx.init(params)
+    moves = []
+    for _ in range(3):
+        updates, state = tx.update(jnp.array([1.0, 2.0]), state, params)
+        moves.append(updates)
+    np.testing.assert_allclose(moves, [[0, 0], [-0.01, -0.01], [-0.019, -0.019]], rtol=1e-6)

@@ -79,3 +79,8 @@ def test_dog_moves_only_the_touched_rows():
     updates, _ = tx.update({"table": rows}, tx.init(table), table)
     assert isinstance(updates["table"], gradtx.Rows)
     np.testing.assert_allclose(updates["table"].values, -0.05, rtol=1e-6)
+
+
+def test_a_first_step_of_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"init_step\[1\]"):
+        gradtx.dog(init_step=("distance", 0.0))

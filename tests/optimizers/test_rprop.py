@@ -42,3 +42,8 @@ def test_rprop_compares_signs_of_tiny_numbers():
 def test_rprop_refuses_complex_parameters():
     with pytest.raises(TypeError, match="complex"):
         gradtx.rprop(0.1).init(jnp.zeros(1, jnp.complex64))
+
+
+def test_a_schedule_that_would_have_no_effect_is_refused():
+    with pytest.raises(TypeError, match="learning_rate"):
+        gradtx.rprop(gradtx.piecewise_constant_schedule(1.0, {1: 0.0}))
