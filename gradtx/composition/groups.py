@@ -19,6 +19,7 @@ from gradtx.core.pair import (
 from gradtx.leaves.paths import (
     Where,
     aligned,
+    is_leaf,
     leaves_with_path,
     mask_tree,
     path_string,
@@ -128,11 +129,11 @@ def partition(
         groups = _Groups(updates if params is None else params, param_labels, links)
         if params is not None:
             groups.check(updates)
-        like: Any = jax.tree.structure(updates)
+        like: Any = jax.tree.structure(updates, is_leaf=is_leaf)
         divided = {
             name: value
             for name, value in extra_args.items()
-            if mask_compatible_extra_args and jax.tree.structure(value) == like
+            if mask_compatible_extra_args and jax.tree.structure(value, is_leaf=is_leaf) == like
         }
         new, states = updates, {}
         for label, tx in links.items():

@@ -112,11 +112,11 @@ def masked(
     ) -> tuple[Updates, State]:
         chosen_too = {}
         if mask_compatible_extra_args:
-            like: Any = jax.tree.structure(updates)
+            like: Any = jax.tree.structure(updates, is_leaf=is_leaf)
             chosen_too = {
                 name: chosen(value, mask_prefix(value, mask))
                 for name, value in inner_step.extra_args.items()
-                if jax.tree.structure(value) == like
+                if jax.tree.structure(value, is_leaf=is_leaf) == like
             }
         # Without state, any state is accepted; with one, the error says what was expected.
         inner_state = getattr(state, "inner_state", state)

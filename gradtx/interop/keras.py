@@ -70,8 +70,9 @@ def from_keras(
     In both, a gradient of `None` leaves a parameter and its slots as they are, and the step counts
     for all parameters. With ``use_ema`` Keras still moves the average of such a parameter, and so
     does ``tx.update(grads, state, params)``; :func:`apply_gradients` does not show such parameters
-    to the optimizer, and raises an error. With accumulation, Keras leaves out a parameter without
-    a gradient in the last micro-batch; here that gradient counts as zero.
+    to the optimizer, and raises an error. With accumulation, a parameter without a gradient in
+    the last micro-batch of a window does not move, in Keras either, which adds what was collected
+    to the next window; here it is left out.
 
     >>> from_keras(
     ...     {

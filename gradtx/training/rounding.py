@@ -88,7 +88,7 @@ def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> Gradient
         def moved(u: Array, p: Array, new: Array, dtype: DType) -> tuple[Array, Array]:
             return toward(new, p, dtype)[0], new
 
-        return each_leaf(moved, updates, params, new, updates)[0], state
+        return each_leaf(moved, moves, params, new, updates)[0], state
 
     tx = with_extra_args_support(inner)
     return around(

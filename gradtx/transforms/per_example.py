@@ -73,14 +73,14 @@ def _is_clipped(factors: Factors) -> Array:
 
 
 def clipped_mean(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, int]:
-    """The mean over examples of their clipped gradients, and how many there are."""
+    """The mean over examples of their clipped gradients, 0 for none, and how many there are."""
     grads = _as_floats(grads)
     leaves = examples(grads)
     if not leaves:
         return grads, 1
-    count = max(leaves[0].shape[0], 1)
+    count = leaves[0].shape[0]
     factors = global_factors(leaves, l2_norm_clip)
-    mean = map_updates(lambda x: cast(clipped_sum(x, factors) / count, x.dtype), grads)
+    mean = map_updates(lambda x: cast(clipped_sum(x, factors) / max(count, 1), x.dtype), grads)
     return mean, count
 
 

@@ -138,6 +138,10 @@ class MicroBatches:
             counts = jnp.asarray(weight) != 0
             updates = jax.tree.map(functools.partial(_where, counts), updates, is_leaf=is_rows)
         weight = jnp.asarray(1.0 if weight is None else weight, jnp.float32)
+        if weight.shape != ():
+            raise ValueError(
+                f"weight must be one number for each micro-batch, not an array of {weight.shape}"
+            )
         before = state.acc_weight if self.weighted else state.mini_step.astype(jnp.float32)
         total = before + weight
         if self.noise_decay is not None:
@@ -316,7 +320,9 @@ def accumulate(
 
     .. math:: g = \frac{\sum_i w_i g_i}{\sum_i w_i}
 
-    In between, the updates are zero and `inner` is not run: its work is done once per window.
+    In between, the updates are zero and `inner` is not run: its work is done once per window. A
+    missing gradient (None) counts as zero, except in the last micro-batch of a window: there the
+    leaf does not move, and its gradients in this window are left out.
 
     Args:
         inner: the optimizer; it is run on the mean, with the extra arguments of the last call, and

@@ -91,6 +91,7 @@ def cautious(
                 "to_dense()"
             )
         if is_rows(u):
+            u = u.coalesce()
             return u.with_values(masked(u.values, g.coalesce().values))
         return masked(u, g.to_dense() if is_rows(g) else jnp.asarray(g))
 

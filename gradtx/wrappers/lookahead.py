@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction, PositiveCount
+from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
@@ -70,7 +71,9 @@ def lookahead(
         fast_optimizer: the optimizer of the fast parameters.
         sync_period: `k`, at least 1.
         slow_step_size: :math:`\alpha` in :math:`[0, 1]`.
-        reset_state: restart the fast optimizer after each synchronization.
+        reset_state: restart the fast optimizer after each synchronization, at the parameters from
+            which training goes on; in Optax at those before the step, which only an optimizer that
+            keeps a copy of them sees.
 
     The parameters are either a `LookaheadParams`, gradtx's or Optax's, and then so are the updates;
     or, more simply, the fast parameters alone, and then the state holds the slow ones. In both
@@ -116,7 +119,9 @@ def lookahead(
         def sync() -> tuple[Updates, PyTree, State]:
             target = _next_slow(slow_step_size, new, fast, slow)
             to_fast = map_present(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
-            new_fast_state = in_form_of(tx.init(fast), fast_state) if reset_state else fast_state
+            new_fast_state = fast_state
+            if reset_state:  # at the parameters from which training goes on
+                new_fast_state = in_form_of(tx.init(apply_updates(fast, to_fast)), fast_state)
             if paired:
                 to_slow = map_present(
                     lambda u, t, s: cast(t - widen(s), s.dtype), new, target, slow

@@ -90,7 +90,8 @@ def differentially_private_aggregate(
     ) -> tuple[Updates, State]:
         del params, extra_args
         mean, count = clipped_mean(updates, l2_norm_clip)
-        noised, key = _noisy(mean, l2_norm_clip * noise_multiplier / count, state.rng_key)
+        deviation = l2_norm_clip * noise_multiplier / max(count, 1)
+        noised, key = _noisy(mean, deviation, state.rng_key)
         return noised, DifferentiallyPrivateAggregateState(key)
 
     return GradientTransformationExtraArgs(
@@ -114,7 +115,7 @@ def _window_noise(key: Any) -> GradientTransformation:
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        deviation = extra_args["noise_deviation"] / extra_args["weight"]
+        deviation = extra_args["noise_deviation"] / jnp.maximum(extra_args["weight"], 1)
         noised, key = _noisy(updates, deviation, state.rng_key)
         return noised, DifferentiallyPrivateAggregateState(key)
 
@@ -141,7 +142,7 @@ def differentially_private(
         noise_multiplier: the noise's standard deviation divided by `l2_norm_clip`.
         key: a random key or an integer seed.
         every: the number of micro-batches in a window, as in :func:`accumulate`. They may
-            differ in size: the mean is over examples.
+            differ in size, and some have no example: the mean is over examples.
 
     ``update`` takes gradients with the examples in the first dimension. The clipped gradients of a
     window are added up and noised together, so that noise and step are those of one batch with the

@@ -138,7 +138,7 @@ def proximal(
         point, rate, inner_state = _stepped(inner_step, updates, state.inner_state, params)
         new = mapped(point, rate)
         step = map_present(lambda a, b: a - widen(b), new, state.previous)
-        turned = map_present(lambda p, a: _wide(p) - a, params, new)
+        turned = map_present(lambda a, p: _wide(p) - a, new, params)
         back = tree.vdot(turned, step).real > 0
         weight = jnp.where(back, 1, state.weight)
         following = (1 + jnp.sqrt(1 + 4 * weight**2)) / 2
@@ -156,14 +156,17 @@ def proximal(
     return around(tx, start, run, facets=(Nearest(mapped, where, at_own_rate=True),))
 
 
+_SLIGHT = 2.0**-60  # whose square is a number too
+
+
 def _stepped(
     inner_step: InnerStep, updates: Updates, state: State, params: Params
 ) -> tuple[Params, Array, State]:
     """The parameters after the inner step, in float32 or wider, its rate, and its state."""
     grads = map_present(lambda g: widen(jnp.asarray(g)), updates)
-    # A gradient of zero does not tell the rate; one of ones does.
+    # A gradient of zero does not tell the rate; one that no clip shortens does.
     none = _highest(grads) == 0
-    seen = map_present(lambda g: jnp.where(none, jnp.ones_like(g), g), grads)
+    seen = map_present(lambda g: jnp.where(none, jnp.full_like(g, _SLIGHT), g), grads)
     steps, state = inner_step(seen, state, params)
     rate = _highest(steps) / _highest(seen)
 

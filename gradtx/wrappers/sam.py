@@ -244,6 +244,9 @@ def asam(
     State: `SAMState`. Every parameter is scaled; the authors' code leaves biases as they are, for
     which put :func:`masked` around `adaptive_normalize`.
 
+    Raises:
+        ValueError: `rho` is a schedule, and `reset_state` is True.
+
     Source: J. Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning
     of Deep Neural Networks, 2021, arXiv:2102.11600, algorithm 1.
 
@@ -253,6 +256,8 @@ def asam(
     >>> bool(jnp.allclose(result.params, 1, atol=1e-2))
     True
     """
+    if reset_state and callable(rho):
+        raise ValueError("asam: with a schedule for rho pass reset_state=False")
     adversary = chain(adaptive_normalize(eta), sgd(rho))
     return sam(optimizer, adversary, sync_period, reset_state, opaque_mode, batch_axis_name)
 

@@ -128,3 +128,26 @@ def test_parameters_are_needed_beside_updates():
         tx = CATALOGUE[name].make()
         with pytest.raises(ValueError, match="needs the parameters"):
             tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
+
+
+@pytest.mark.parametrize("wrapper", ["masked", "partition"])
+@pytest.mark.parametrize("gradient", ["rows", "none"])
+def test_extra_arguments_are_masked_beside_rows_and_missing_gradients(gradient, wrapper):
+    seen = []
+
+    def update(updates, state, params=None, **extra_args):
+        seen.append(extra_args["x"])
+        return updates, state
+
+    inner = gradtx.GradientTransformationExtraArgs(lambda params: (), update)
+    if wrapper == "masked":
+        tx = gradtx.masked(inner, ["t"], mask_compatible_extra_args=True)
+    else:
+        groups = {"t": "a", "b": "b"}
+        rules = {"a": inner, "b": gradtx.identity()}
+        tx = gradtx.partition(rules, groups, mask_compatible_extra_args=True)
+    params = {"t": jnp.ones((2, 1)), "b": jnp.ones(1)}
+    rows = gradtx.Rows(jnp.array([0]), jnp.ones((1, 1)), (2, 1))
+    gradients = {**params, "t": rows if gradient == "rows" else None}
+    tx.update(gradients, tx.init(params), params, x=dict(params))
+    assert [x["b"] for x in seen] == [None]

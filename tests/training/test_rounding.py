@@ -283,3 +283,20 @@ def test_digits_are_learned_in_bfloat16_with_a_cure_and_not_without():
     assert last.pop("bfloat16, to nearest") > 2 * exact
     for way, got in last.items():
         assert abs(got - exact) < 0.02 * exact, way
+
+
+def test_an_update_of_the_whole_table_from_rows_is_added():
+    tx = gradtx.stochastic_rounding(gradtx.dense_rows(gradtx.sgd(0.1, momentum=0.9)))
+    results = []
+    for whole in (False, True):
+        params = {"x": jnp.ones((4, 1))}
+        state = tx.init(params)
+        for row in (1, 2, 3):
+            gradients = {"x": gradtx.Rows(jnp.array([row]), jnp.ones((1, 1)), (4, 1))}
+            if whole:
+                params, state = gradtx.apply_gradients(tx, gradients, params, state)
+            else:
+                updates, state = tx.update(gradients, state, params)
+                params = gradtx.apply_updates(params, updates)
+        results.append(params["x"].ravel())
+    np.testing.assert_allclose(results, [[1, 0.729, 0.81, 0.9]] * 2, rtol=1e-6)

@@ -508,3 +508,20 @@ def test_windows_grow_with_the_noise_between_their_bounds():
         np.testing.assert_array_equal(found[1:], want)
         seen |= set(found.tolist())
     assert {2, 3, 6} <= seen
+
+
+def test_a_weight_is_one_number():
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2)
+    with pytest.raises(ValueError, match="one number for each micro-batch"):
+        tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), weight=jnp.array([1.0, 0.0]))
+
+
+def test_a_gradient_that_is_missing_at_the_end_of_a_window():
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2)
+    params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+    both, one = dict.fromkeys("ab", jnp.ones(1)), {"a": jnp.ones(1), "b": None}
+    for first, last, want in ((both, one, None), (one, both, [-0.5])):
+        _, state = tx.update(first, tx.init(params), params)
+        updates, _ = tx.update(last, state, params)
+        assert updates["a"].tolist() == [-1.0]
+        assert (updates["b"] if want is None else updates["b"].tolist()) == want

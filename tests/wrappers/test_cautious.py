@@ -69,3 +69,14 @@ def test_a_nan_stays_a_nan():
         g = jnp.array([np.nan, 1.0])
         updates, _ = tx.update(g, tx.init(g), g)
         np.testing.assert_array_equal(updates, [np.nan, -1.0])
+
+
+def test_rows_that_are_handed_on_are_compared_with_their_own_gradients():
+    tx = gradtx.cautious(gradtx.masked(gradtx.sgd(1.0), "w"), flip_sign=False, rescale=False)
+    params = {"w": jnp.ones(2), "table": jnp.zeros((4, 1))}
+    rows = gradtx.Rows(jnp.array([3, 0, 3]), jnp.array([[-6.0], [7.0], [1.0]]), (4, 1))
+    results = [
+        tx.update({"w": jnp.ones(2), "table": table}, tx.init(params), params)[0]["table"]
+        for table in (rows, rows.to_dense())
+    ]
+    assert results[0].to_dense().tolist() == results[1].tolist() == [[7], [0], [0], [-5]]

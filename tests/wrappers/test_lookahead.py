@@ -36,3 +36,15 @@ def test_lookahead_like_optax_and_with_plain_parameters(reset):
     np.testing.assert_allclose(p, pair.fast, rtol=1e-5, atol=1e-6)
     slow = gradtx.eval_params(ours, plain, p)
     np.testing.assert_allclose(slow, gradtx.eval_params(ours, state, pair), rtol=1e-5, atol=1e-6)
+
+
+def test_a_restart_is_where_training_goes_on():
+    inner = gradtx.schedule_free(gradtx.sgd(0.1), 0.1, b1=0.5)
+    tx = gradtx.lookahead(inner, 2, 0.5, reset_state=True)
+    params = jnp.array([4.0])
+    state = tx.init(params)
+    for _ in range(2):
+        updates, state = tx.update(params, state, params)
+        params = gradtx.apply_updates(params, updates)
+    assert state.fast_state.z.tolist() == params.tolist()
+    assert tx.update(jnp.zeros(1), state, params)[0].tolist() == [0.0]

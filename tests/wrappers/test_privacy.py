@@ -116,3 +116,13 @@ def test_bad_input_is_refused():
     wrong = gradtx.accumulate(gradtx.dpsgd(0.1, 1.0, 1.0, seed=0), 2)
     with pytest.raises(ValueError, match="at 'b' .*differentially_private"):
         wrong.update(examples(2), wrong.init(P), P)
+
+
+def test_micro_batches_without_examples():
+    tx = gradtx.differentially_private(gradtx.sgd(1.0), 10.0, 0.0, key=1, every=2)
+    params = jnp.zeros(1)
+    state, moves = tx.init(params), []
+    for examples in (2, 0, 0, 0):
+        updates, state = tx.update(jnp.ones((examples, 1)), state, params)
+        moves.append(float(updates[0]))
+    assert moves == [0, -1, 0, 0]

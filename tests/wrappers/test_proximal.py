@@ -153,3 +153,21 @@ def test_a_penalty_that_is_none_or_lacks_an_argument():
         gradtx.proximal(gradtx.sgd(0.1), "huber")
     with pytest.raises(TypeError, match="strength"):
         gradtx.proximal(gradtx.sgd(0.1), "l1")
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.01])
+def test_a_clip_does_not_shorten_the_rate_of_a_zero_gradient(clip):
+    inner = gradtx.chain(gradtx.clip_by_global_norm(clip), gradtx.sgd(0.1))
+    tx = gradtx.proximal(inner, "l1", arguments={"strength": 1.0})
+    params = jnp.full(100, 5.0)
+    updates, _ = tx.update(jnp.zeros(100), tx.init(params), params)
+    np.testing.assert_allclose(updates, -0.1, rtol=1e-6)
+
+
+def test_accelerated_a_leaf_without_a_gradient_does_not_move():
+    tx = gradtx.proximal(gradtx.sgd(0.1), "l1", arguments={"strength": 0.1}, accelerated=True)
+    params = {"a": jnp.ones(1), "b": jnp.ones(1)}
+    updates, state = tx.update({"a": jnp.ones(1), "b": None}, tx.init(params), params)
+    assert updates["b"] is None
+    assert state.previous["b"].tolist() == [1.0]
+    np.testing.assert_allclose(updates["a"], -0.11, rtol=1e-6)

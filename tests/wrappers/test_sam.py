@@ -198,3 +198,8 @@ def test_the_period_of_asam_may_be_a_schedule():
         updates, state = tx.update(p, state, p)
         expected, other = want.update(p, other, p)
         np.testing.assert_array_equal(updates, expected)
+
+
+def test_a_radius_that_would_never_change_is_refused():
+    with pytest.raises(ValueError, match="reset_state=False"):
+        gradtx.asam(gradtx.sgd(0.1), gradtx.linear_schedule(0.1, 0.0, 10))
