@@ -267,6 +267,12 @@ def _function_of(hint: Any) -> Any:
     return parts[0] if len(parts) == 1 and typing.get_origin(parts[0]) is Callable else None
 
 
+def check_one_number(where: str, name: str, value: Any) -> None:
+    """Raise ValueError if a number is an array of several."""
+    if jnp.ndim(value) != 0:
+        raise ValueError(f"{where}: {name} must be one number, not of the shape {jnp.shape(value)}")
+
+
 def check_no_schedule(where: str, name: str, value: Any) -> None:
     """Raise TypeError if a number that a schedule is made of is itself a schedule."""
     if callable(value):

@@ -30,7 +30,8 @@ def to_config(tx: Any) -> dict[str, Any]:
     Args:
         tx: a declared transformation or schedule. A function among its arguments is written by its
             name, and :func:`from_config` must be told what it means; so is a NamedTuple of a class
-            that gradtx does not publish.
+            that gradtx does not publish. What is your own and has a name of gradtx's is marked
+            (``"custom": true``), so that it is never taken for gradtx's.
 
     Returns:
         ``{"gradtx": 1, "name": ..., "arguments": {...}}`` with every argument, defaults included.
@@ -66,7 +67,8 @@ def _encode(value: Any, where: str) -> Any:
     names = getattr(value, "_fields", None)
     if isinstance(value, tuple) and names is not None:
         fields = {k: _encode(item, where) for k, item in zip(names, value, strict=True)}
-        return {"named": type(value).__name__, "fields": fields}
+        name = type(value).__name__
+        return {"named": name, "fields": fields} | _marked(type(value), _published(name))
     if type(value) is tuple:
         return {"tuple": [_encode(item, where) for item in value]}
     if isinstance(value, list):
@@ -75,7 +77,9 @@ def _encode(value: Any, where: str) -> Any:
         return {"dtype": jnp.dtype(value).name}
     name = getattr(value, "__name__", None)
     if callable(value) and name and name != "<lambda>":
-        return {"object": _public_name(value) or name}
+        public = _public_name(value)
+        marks = {} if public else _marked(value, _find_function(name))
+        return {"object": public or name} | marks
     raise TypeError(
         f"{where}: {value!r} cannot be written as a configuration; use path patterns where it "
         "chooses leaves, or a named function, and hand that to from_config as a custom object"
@@ -90,7 +94,13 @@ def _encode_declared(value: Declared, where: str) -> dict[str, Any]:
         name: _encode(argument, f"{declaration.name}.{name}")
         for name, argument in declaration.arguments.items()
     }
-    return {"name": declaration.name, "arguments": arguments}
+    mark = _marked(declaration.builder, find_builder(declaration.name))
+    return {"name": declaration.name, "arguments": arguments} | mark
+
+
+def _marked(value: Any, published: Any) -> dict[str, Any]:
+    """A mark on what is the user's own, where gradtx has something else of the name."""
+    return {} if published is None or published is value else {"custom": True}
 
 
 def _encode_array(value: Any, where: str) -> dict[str, Any]:
@@ -251,7 +261,16 @@ def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
         return [_decode(item, custom, where, depth + 1) for item in value]
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: {type(value).__name__} {value!r:.80} is not JSON")
-    keys = set(value)
+    is_own = value.get("custom") is True
+    keys = set(value) - ({"custom"} if is_own else set())
+    if is_own:
+        value = {key: value[key] for key in keys}
+        name = next((value[key] for key in ("name", "named", "object") if key in keys), None)
+        if not isinstance(name, str) or name not in custom:
+            raise ValueError(
+                f"{where}: {name!r:.80} is one of your own, not that of gradtx: pass it in "
+                "custom_objects"
+            )
     if keys == {"name", "arguments"}:
         return _decode_declared(value, custom, where, depth)
     if {"array", "dtype"} <= keys <= {"array", "dtype", "imag"}:

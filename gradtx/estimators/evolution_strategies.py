@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Positive, PositiveInt
+from gradtx.checks import Positive, PositiveInt, check_one_number
 from gradtx.estimators.estimator import Evaluations, estimator
 from gradtx.types import Array
 
@@ -37,7 +37,7 @@ def evolution_strategies(
         :func:`make_step` and :func:`compute_gradients`.
 
     Raises:
-        ValueError: `population` is odd or below 2; `scale` is not above 0.
+        ValueError: `population` is odd or below 2; `scale` is not above 0, or several numbers.
         TypeError: `scale` is a schedule.
 
     Source: T. Salimans, J. Ho, X. Chen, S. Sidor and I. Sutskever, Evolution Strategies as a
@@ -63,6 +63,7 @@ def evolution_strategies(
         )
 
     def weights(values: Array) -> Array:
+        check_one_number("evolution_strategies", "scale", scale)
         shaped = _centered_ranks(values) if ranks else values
         return (shaped[:, 0] - shaped[:, 1]) / (population * scale)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradtx.checks import Positive, PositiveInt
+from gradtx.checks import Positive, PositiveInt, check_one_number
 from gradtx.estimators.directions import check_distribution
 from gradtx.estimators.estimator import Evaluations, estimator
 from gradtx.types import Array
@@ -44,7 +44,8 @@ def spsa(
         :func:`make_step` and :func:`compute_gradients`.
 
     Raises:
-        ValueError: `scale` is not above 0, `samples` is below 1, or no distribution has this name.
+        ValueError: `scale` is not above 0, or several numbers, `samples` is below 1, or no
+            distribution has this name.
         TypeError: `scale` is a schedule.
 
     Source: J. C. Spall, Multivariate Stochastic Approximation Using a Simultaneous Perturbation
@@ -64,6 +65,7 @@ def spsa(
     check_distribution("spsa", distribution)
 
     def weights(values: Array) -> Array:
+        check_one_number("spsa", "scale", scale)
         return (values[:, 0] - values[:, 1]) / (2 * scale * samples)
 
     return Evaluations(distribution, samples, (scale, -scale), weights)

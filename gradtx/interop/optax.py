@@ -92,6 +92,11 @@ def _is_absent(x: Any) -> bool:
 def _restated(state: Any, like: Any, where: str, path: str) -> Any:
     """`state` in the structure and the types of `like`."""
     if _is_absent(like) or not jax.tree.leaves(like):
+        if jax.tree.leaves(state):
+            raise ValueError(
+                f"{where}: {path} is {type(state).__name__}, of which {type(like).__name__} keeps "
+                "nothing: is it of another transformation?"
+            )
         return like
     if _is_named(like):
         fields, known = getattr(state, "_fields", ()), like._fields
@@ -100,6 +105,13 @@ def _restated(state: Any, like: Any, where: str, path: str) -> Any:
             raise ValueError(
                 f"{where}: {path} is {type(state).__name__}, which has no {', '.join(missing)} as "
                 f"{type(like).__name__} has: is it of another transformation?"
+            )
+        extra = [n for n in fields if n not in known and jax.tree.leaves(getattr(state, n))]
+        if extra or type(state).__name__ != type(like).__name__:
+            more = f", with {', '.join(extra)}" if extra else ""
+            raise ValueError(
+                f"{where}: {path} is {type(state).__name__}{more}, not {type(like).__name__}: "
+                "is it of another transformation?"
             )
         if {"mini_step", "acc_grads"} <= set(like._fields):
             # Optax adds to the sum, which states saved by early versions kept after a window.

@@ -105,7 +105,9 @@ def from_torch(
     PolynomialLR, ReduceLROnPlateau, SequentialLR, StepLR and SWALR. ReduceLROnPlateau becomes
     :func:`reduce_on_plateau` with ``accumulation_size=steps_per_epoch``: each step is given the
     metric as the extra argument ``value``, and an epoch is judged by the mean of its values in its
-    last step, which is the first that a reduction affects. Hand over at the end of an epoch.
+    last step, which is the first that a reduction affects. Hand over at the end of an epoch. Where
+    the best metric is below 0 and the threshold relative, PyTorch takes a metric that stays the
+    same for an improvement; here it is none.
 
     One iteration of PyTorch's LBFGS is one step here. If none has been taken, the first has length
     1 in the Euclidean norm, where PyTorch uses the sum of absolute values. With ``strong_wolfe``

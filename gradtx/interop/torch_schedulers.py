@@ -52,7 +52,7 @@ def plateau(
         0.0 if relative else tolerance,
         s.cooldown,
         steps_per_epoch,
-        min(1.0, s.min_lrs[i] / rate) if rate else 0.0,
+        _last_rate(s, rate, s.min_lrs[i]) / rate if rate else 0.0,
         mode=s.mode,
     )
     return tx, {
@@ -61,6 +61,13 @@ def plateau(
         "cooldown_count": s.cooldown_counter,
         "ReduceLROnPlateauState.count": 0,
     }
+
+
+def _last_rate(scheduler: Any, rate: float, least: float) -> float:
+    """The rate that ``ReduceLROnPlateau`` leaves as it is: a change of up to `eps` is not made."""
+    while rate - (new := max(rate * scheduler.factor, least)) > scheduler.eps:
+        rate = new
+    return rate
 
 
 def epoch(scheduler: Any) -> int:

@@ -120,7 +120,7 @@ def linear_softmax_cross_entropy(
     name = "linear_softmax_cross_entropy"
     x, w, y = jnp.asarray(inputs), jnp.asarray(weights), jnp.asarray(labels)
     b = None if bias is None else jnp.asarray(bias)
-    keep = None if where is None else jnp.broadcast_to(jnp.asarray(where), y.shape)
+    keep = None if where is None else jnp.broadcast_to(jnp.asarray(where) != 0, y.shape)
     _check(name, x, w, b, y, vocabulary_axis, chunk)
     if ignore_index is not None:
         counts = counted(name, y, ignore_index)

@@ -1,5 +1,6 @@
 """Micro-batches: evaluating a function of a batch part by part."""
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,9 +38,9 @@ def microbatch(
             result, or a prefix of it. Optax has an enumeration for them.
         argnames: the names of keyword arguments that have a batch dimension.
         in_axes: the batch dimension of each argument in `argnums`, then `argnames`.
-        num_real_microbatches: stop after this many parts, a number that may be traced; the mean is
-            then over their examples (Optax's ``RUNNING_MEAN``), and the rest of a concatenation is
-            0.
+        num_real_microbatches: stop after this many parts, a number that may be traced, and then is
+            taken for at most all; the mean is then over their examples (Optax's
+            ``RUNNING_MEAN``), and the rest of a concatenation is 0.
 
     Returns:
         The function. A part has every n-th example, so that a batch that is sharded over devices
@@ -47,7 +48,8 @@ def microbatch(
 
     Raises:
         ValueError: batch dimensions differ, an accumulator is unknown, a mean of integers is asked
-            for, or `num_real_microbatches` is given and a part is smaller.
+            for, `num_real_microbatches` is given and a part is smaller, or it is a number that is
+            known, below 1 or above that of the parts.
 
     >>> grad = microbatch(jax.grad(lambda p, x: jnp.mean(p * x)), 1, 2, "mean")
     >>> float(grad(1.0, jnp.arange(5.0)))
@@ -77,7 +79,16 @@ def microbatch(
                 f"microbatch: num_real_microbatches needs a batch that {microbatch_size} divides, "
                 f"not one of {batch.size}"
             )
-        return batch.accumulated(accumulator, num_real_microbatches)
+        real = num_real_microbatches
+        if isinstance(real, numbers.Integral):
+            if not 0 < real <= batch.parts:
+                raise ValueError(
+                    f"microbatch: num_real_microbatches must be from 1 to the {batch.parts} parts, "
+                    f"not {real}"
+                )
+        elif real is not None:
+            real = jnp.clip(real, 0, batch.parts)
+        return batch.accumulated(accumulator, real)
 
     return parted
 

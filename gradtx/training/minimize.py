@@ -258,6 +258,11 @@ def _value_and_gradients(
     return value, grads, aux, flat
 
 
+def _objective(value: Array, grad_loss: Any) -> Array:
+    """What the gradients are those of: the loss, or its product with `grad_loss`."""
+    return value if grad_loss is None else jnp.sum(jnp.asarray(grad_loss, value.dtype) * value)
+
+
 def _seed(value: Array, grad_loss: Any, scale: Array | None) -> Array:
     """The cotangent of the loss with which its derivative begins: 1, or `grad_loss`, scaled."""
     seed = jnp.ones_like(value) if grad_loss is None else jnp.asarray(grad_loss, value.dtype)
@@ -322,7 +327,7 @@ def step_inside(
     new, inner, value, aux = read.run(
         inner,
         lambda value: _seed(value, grad_loss, scale),
-        lambda value: {"value": value, **(extra_args or {})},
+        lambda value: {"value": _objective(value, grad_loss), **(extra_args or {})},
         estimated,
     )
     if gradients is not None and estimated is not None:
@@ -504,7 +509,8 @@ def minimize(
         trainable: which leaves to train, as in :func:`select`. The others get no gradient, no slots
             and no update.
         extra_args: passed to ``tx.update`` besides `value`, `grad` and `value_fn`, which are always
-            passed; only `value` is where a step is taken layer by layer.
+            passed, and with `grad_loss` are those of its product with the loss; only `value` is
+            where a step is taken layer by layer.
         rounding_key: a random key, to be used once, with which parameters in bfloat16 or float16
             are rounded up or down at random, as by :func:`apply_updates`; None to round to nearest.
         inside: True, or which stacked parameters are updated inside of the backward pass, chosen
@@ -565,10 +571,11 @@ def minimize(
     )
 
     def value_fn(at: PyTree) -> Array:
-        loss = scalar_loss(loss_fn, has_aux, any_shape=False)
-        return loss(merge(packed_like(at, trained), params), *args)[0]
+        loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
+        return _objective(loss(merge(packed_like(at, trained), params), *args)[0], grad_loss)
 
-    arguments = {"value": value, "grad": unscaled(grads, scale), "value_fn": value_fn}
+    arguments = {"grad": unscaled(grads, scale), "value_fn": value_fn}
+    arguments["value"] = _objective(value, grad_loss)
     new, state = take_step(tx, grads, state, trained, **{**arguments, **(extra_args or {})})
     state = state if flat is None else with_flat(state, flat)
     result: Any = (value, aux) if has_aux else value

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.checks import check_integer
+from gradtx.checks import check_integer, check_one_number
 from gradtx.composition.nearest import nearest_in
 from gradtx.composition.searches import Evaluation, Searches
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
@@ -217,8 +217,7 @@ def _check_tolerance(name: str, value: Any) -> None:
         value, int | float | np.number | np.ndarray | Array
     ):
         raise TypeError(f"solve: {name} must be a number or None, not {value!r}")
-    if jnp.ndim(value) != 0:
-        raise ValueError(f"solve: {name} must be one number, not of the shape {jnp.shape(value)}")
+    check_one_number("solve", name, value)
     if not is_tracer(value) and not value >= 0:
         raise ValueError(f"solve: {name} must be at least 0, not {value!r}")
 

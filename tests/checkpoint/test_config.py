@@ -410,3 +410,41 @@ def test_functions_of_gradtx_need_no_custom_objects():
             gradtx.from_config(
                 {"gradtx": 1, "name": "stateless", "arguments": {"f": {"object": name}}}
             )
+
+
+def namesakes():
+    """A builder, a schedule, a function and a NamedTuple with the names of gradtx's."""
+
+    @gradtx.transformation
+    def lion(learning_rate: float):
+        return gradtx.scale(-2 * learning_rate)
+
+    @gradtx.schedule
+    def constant_schedule(value: float):
+        return lambda count: 2 * value
+
+    def skip_not_finite(updates, gradient_step, params):
+        return jnp.array(True), ()
+
+    class LookaheadParams(NamedTuple):
+        fast: Any
+
+    return lion, constant_schedule, skip_not_finite, LookaheadParams
+
+
+@pytest.mark.parametrize("kind", ["builder", "schedule", "function", "tuple"])
+def test_what_has_a_name_of_gradtx_is_not_taken_for_it(kind):
+    lion, constant_schedule, skip_not_finite, pair = namesakes()
+    tx, own = {
+        "builder": lambda: (lion(0.1), lion),
+        "schedule": lambda: (gradtx.sgd(constant_schedule(0.1)), constant_schedule),
+        "function": lambda: (
+            gradtx.accumulate(gradtx.sgd(0.1), 2, should_skip_update_fn=skip_not_finite),
+            skip_not_finite,
+        ),
+        "tuple": lambda: (gradtx.masked(gradtx.sgd(0.1), pair(True)), pair),
+    }[kind]()
+    config = json.loads(json.dumps(gradtx.to_config(tx)))
+    with pytest.raises(ValueError, match="custom_objects"):
+        gradtx.from_config(config)
+    assert gradtx.from_config(config, {own.__name__: own}) == tx

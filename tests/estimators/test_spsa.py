@@ -1,6 +1,7 @@
 """Simultaneous perturbation against Spall's and MeZO's formulas."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -84,3 +85,13 @@ def test_a_scale_is_an_array_that_is_swept():
 def test_bad_arguments_are_refused_by_name(arguments, kind, words):
     with pytest.raises(kind, match=f"spsa.*{words}"):
         gradtx.spsa(**arguments)
+
+
+@pytest.mark.parametrize("name", ["spsa", "evolution_strategies"])
+def test_a_scale_is_one_number(name):
+    sizes = {"population": 2} if name == "evolution_strategies" else {}
+    estimator = getattr(gradtx, name)(**sizes, scale=jnp.array([0.01, 0.02]))
+    with pytest.raises(ValueError, match="scale must be one number"):
+        gradtx.compute_gradients(
+            jnp.sum, jnp.ones(2), gradients=estimator, gradients_key=jax.random.key(0)
+        )

@@ -113,3 +113,12 @@ def test_a_micro_batch_of_weight_0_counts_for_nothing_in_the_noise():
     assert [int(each.estimates) for each in seen] == [1, 1, 1]
     assert float(seen[0].noise) == float(seen[1].noise) == 8 * float(seen[2].noise)
     assert float(seen[0].square) == float(seen[1].square) == float(seen[2].square)
+
+
+@pytest.mark.parametrize(
+    "wrong", [(np.int64(32), np.int64(8), 0.9), (8, np.int32(8), 0.9), (8, 32, np.float32(1.5))]
+)
+def test_numbers_of_numpy_are_checked_too(wrong):
+    *sizes, decay = wrong
+    with pytest.raises(ValueError, match="noise_scale"):
+        gradtx.noise_scale(5.0, 2.0, *sizes, decay=decay)

@@ -143,6 +143,20 @@ def test_other_states_are_refused():
 
 
 @pytest.mark.slow
+def test_states_with_more_than_is_kept_are_refused():
+    p = two()
+    kept = optax.adam(0.1), optax.sgd(0.1, 0.9)
+    for theirs, ours in (
+        *((tx, gradtx.sgd(0.1)) for tx in kept),
+        (optax.amsgrad(0.1), gradtx.adam(0.1)),
+        (optax.adabelief(0.1), gradtx.adam(0.1)),
+    ):
+        with pytest.raises(ValueError, match="another transformation"):
+            from_optax_state(theirs.init(p), ours, p)
+    with pytest.raises(ValueError, match="another transformation"):
+        to_optax_state(gradtx.adam(0.1).init(p), optax.sgd(0.1), p)
+
+
 def test_extra_arguments_inside_an_optax_chain():
     def loss(p):
         return jnp.sum((p - 3.0) ** 2)

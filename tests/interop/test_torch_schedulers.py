@@ -296,6 +296,32 @@ def test_a_plateau_is_judged_once_an_epoch():
     assert rates[-1] == 0.025
 
 
+@pytest.mark.parametrize("eps", [1e-8, 0.02, 0.2])
+def test_a_reduction_of_up_to_eps_is_not_made(eps):
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1)
+    scheduler = LR.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, eps=eps)
+    zeros = [np.zeros(shape, np.float32) for shape in SHAPES]
+    rates, there = [], []
+
+    def step(metric):
+        scheduler.step(metric)
+        for p, x in zip(ps, zeros, strict=True):
+            p.grad = torch.from_numpy(x)
+        optimizer.step()
+        return optimizer.param_groups[0]["lr"]
+
+    step(1.0)
+    params = [jnp.asarray(p.detach().numpy().copy()) for p in ps]
+    tx, state = from_torch(optimizer, params, scheduler=scheduler)
+    for metric in range(2, 7):
+        _, state = tx.update(zeros, state, params, value=float(metric))
+        rates.append(float(gradtx.hyperparams(tx, state)["learning_rate"]))
+        there.append(step(float(metric)))
+    np.testing.assert_allclose(rates, there, rtol=1e-6)
+    assert len(set(there)) == {1e-8: 5, 0.02: 2, 0.2: 1}[eps]
+
+
 def test_a_scheduler_that_has_taken_fewer_steps_asks_for_their_number():
     ps = tensors()
     optimizer = TO.AdamW(ps, 0.1)

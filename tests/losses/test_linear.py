@@ -455,3 +455,14 @@ def test_temporaries_on_chips():
     assert {chip for _, chip, _ in rows} == set(chips())
     assert len(rows) >= 3 * len(chips())
     assert {case: size for case, _, size in rows if size > 150e6} == {}
+
+
+def test_a_mask_of_integers_counts_what_is_not_zero():
+    x, w = (jax.random.normal(jax.random.key(i), (n, 3)) for i, n in enumerate((4, 5)))
+    labels, mask = jnp.arange(4), jnp.array([1, 2, 3, 0])
+    results = [
+        gradtx.losses.linear_softmax_cross_entropy(x, w, labels, where=where, ignore_index=-100)
+        for where in (mask, mask != 0)
+    ]
+    np.testing.assert_array_equal(*results)
+    assert (results[0] > 0).tolist() == [True, True, True, False]

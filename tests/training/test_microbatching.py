@@ -166,3 +166,14 @@ def test_a_batch_dimension_counted_from_the_end():
     x = jnp.arange(15.0).reshape(3, 5)
     parts = gradtx.microbatch(jnp.transpose, 0, 2, "concat", in_axes=-1)
     np.testing.assert_array_equal(parts(x), x.T)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+def test_no_part_is_counted_twice(how):
+    call = gradtx.microbatch(getattr(jnp, how), 0, 2, how, num_real_microbatches=jnp.int32(6))
+    assert call(jnp.arange(8.0)) == getattr(jnp, how)(jnp.arange(8.0))
+    for parts in (0, 5, -1, np.int64(6)):
+        with pytest.raises(ValueError, match="from 1 to the 4 parts"):
+            gradtx.microbatch(getattr(jnp, how), 0, 2, how, num_real_microbatches=parts)(
+                jnp.arange(8.0)
+            )

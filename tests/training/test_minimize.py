@@ -208,3 +208,38 @@ def test_no_gradient_at_all_is_an_error():
     tx = gradtx.sgd(0.1)
     with pytest.raises(ValueError, match="no parameter has a gradient"):
         gradtx.apply_gradients(tx, {"a": None, "b": None}, params, tx.init(params))
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gradtx.lbfgs(),
+        gradtx.chain(gradtx.sgd(1.0), gradtx.scale_by_backtracking_linesearch(15)),
+        gradtx.sgd(0.1),
+    ],
+    ids=["zoom", "backtracking", "none"],
+)
+def test_a_loss_that_is_maximized(tx):
+    """Line searches see the product of the loss and grad_loss, too."""
+
+    def loss(x):
+        return -jnp.sum((x - 3.0) ** 2)
+
+    step = gradtx.make_step(loss, tx, grad_loss=-1.0)
+    params = jnp.zeros(2)
+    state = step.init(params)
+    for _ in range(40):
+        params, state, value = step(params, state)
+    np.testing.assert_allclose(params, 3, rtol=1e-3)
+    assert value <= 0
+
+
+def test_a_line_search_along_a_weighted_sum_of_losses():
+    weights = jnp.array([1.0, 2.0])
+    params, state = jnp.zeros(2), gradtx.lbfgs().init(jnp.zeros(2))
+    for _ in range(5):
+        params, state, losses = gradtx.minimize(
+            lambda x: (x - weights) ** 2, gradtx.lbfgs(), params, state, grad_loss=weights
+        )
+    assert losses.shape == (2,)
+    np.testing.assert_allclose(params, weights, rtol=1e-3)
