@@ -67,8 +67,8 @@ def _encode(value: Any, where: str) -> Any:
     names = getattr(value, "_fields", None)
     if isinstance(value, tuple) and names is not None:
         fields = {k: _encode(item, where) for k, item in zip(names, value, strict=True)}
-        name = type(value).__name__
-        return {"named": name, "fields": fields} | _marked(type(value), _published(name))
+        mark = _marked(type(value), _published(type(value).__name__))
+        return {"named": type(value).__name__, "fields": fields} | mark
     if type(value) is tuple:
         return {"tuple": [_encode(item, where) for item in value]}
     if isinstance(value, list):

@@ -1,9 +1,9 @@
 """The gradient noise scale: the batch size beyond which more examples help little."""
 
-import numbers
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.numerics import widen
 from gradtx.tree import norm_sq
@@ -69,13 +69,13 @@ def noise_scale(
     >>> float(noise_scale(5.0, 2.0, 8, 32).value)
     32.0
     """
-    known = all(isinstance(x, numbers.Real) for x in (small_batch, large_batch))
+    known = all(isinstance(x, int | float | np.number) for x in (small_batch, large_batch))
     if known and not 1 <= small_batch < large_batch:
         raise ValueError(
             f"noise_scale: the batch sizes must be 1 <= {small_batch!r} < {large_batch!r}: the "
             "small one first"
         )
-    if isinstance(decay, numbers.Real) and not 0 <= decay < 1:
+    if isinstance(decay, int | float | np.number) and not 0 <= decay < 1:
         raise ValueError(f"noise_scale: decay must be a number in [0, 1), not {decay!r}")
     b, large = jnp.asarray(small_batch, float), jnp.asarray(large_batch, float)
     noise = (small_square - large_square) / (1 / b - 1 / large)

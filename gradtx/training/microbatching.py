@@ -1,11 +1,11 @@
 """Micro-batches: evaluating a function of a batch part by part."""
 
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.checks import check_choice, check_function
 from gradtx.numerics import cast, widen
@@ -80,7 +80,7 @@ def microbatch(
                 f"not one of {batch.size}"
             )
         real = num_real_microbatches
-        if isinstance(real, numbers.Integral):
+        if isinstance(real, int | np.integer):
             if not 0 < real <= batch.parts:
                 raise ValueError(
                     f"microbatch: num_real_microbatches must be from 1 to the {batch.parts} parts, "
