@@ -160,10 +160,10 @@ def loop_once_if(
     def either(condition: Array, now: _T, constants: list[Array]) -> _T:
         if not anyway:
             return loop(condition, now, constants)
-        whole = (condition, now, constants)
-        # Arguments of this function would be named one by one, which takes as long as the loop's.
+        everything = condition, now, constants
+        # JAX would give each argument of the two functions a name, which takes as long as a loop.
         chosen: _T = jax.lax.platform_dependent(
-            cpu=lambda: loop(*whole), default=lambda: select(*whole)
+            cpu=lambda: loop(*everything), default=lambda: select(*everything)
         )
         return chosen
 

@@ -505,12 +505,12 @@ def minimize(
         state: ``tx.init(select(params, trainable))``, or that of the previous step.
         args: passed to `loss_fn` after the parameters.
         has_aux: whether `loss_fn` returns something besides the value.
-        grad_loss: the cotangent of the value; 1 by default.
+        grad_loss: the cotangent of the value; 1 by default. The loss that `tx` is told, and that a
+            line search evaluates, is the product with it.
         trainable: which leaves to train, as in :func:`select`. The others get no gradient, no slots
             and no update.
         extra_args: passed to ``tx.update`` besides `value`, `grad` and `value_fn`, which are always
-            passed, and with `grad_loss` are those of its product with the loss; only `value` is
-            where a step is taken layer by layer.
+            passed; only `value` is where a step is taken layer by layer.
         rounding_key: a random key, to be used once, with which parameters in bfloat16 or float16
             are rounded up or down at random, as by :func:`apply_updates`; None to round to nearest.
         inside: True, or which stacked parameters are updated inside of the backward pass, chosen

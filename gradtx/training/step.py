@@ -244,7 +244,8 @@ def make_step(
             functions without arguments are called before each step, and their values are arguments
             too.
         has_aux: whether `loss_fn` returns something besides the value.
-        grad_loss: the cotangent of the value; 1 by default.
+        grad_loss: the cotangent of the value; 1 by default. The loss that `tx` is told, and that a
+            line search evaluates, is the product with it.
         trainable: which leaves to train, as in :func:`select`.
         donate: whether the step may write into the memory of its parameters and state, which must
             then not be used afterwards. A model that shares them, as after ``nnx.split`` or

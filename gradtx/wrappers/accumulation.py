@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.checks import Decay, PositiveCount, PositiveInt, check_integer, check_patterns
+from gradtx.checks import (
+    Decay,
+    PositiveCount,
+    PositiveInt,
+    check_integer,
+    check_one_number,
+    check_patterns,
+)
 from gradtx.composition.chain import chain
 from gradtx.composition.gate import Decision, gate
 from gradtx.core.pair import (
@@ -138,10 +145,7 @@ class MicroBatches:
             counts = jnp.asarray(weight) != 0
             updates = jax.tree.map(functools.partial(_where, counts), updates, is_leaf=is_rows)
         weight = jnp.asarray(1.0 if weight is None else weight, jnp.float32)
-        if weight.shape != ():
-            raise ValueError(
-                f"weight must be one number for each micro-batch, not an array of {weight.shape}"
-            )
+        check_one_number("accumulate", "weight", weight)
         before = state.acc_weight if self.weighted else state.mini_step.astype(jnp.float32)
         total = before + weight
         if self.noise_decay is not None:
@@ -364,7 +368,7 @@ def accumulate(
         ValueError: `every` or a number of rows is below 1, `up_to` is given without `noise_decay`
             or with an `every` of 1 or above it, a pattern matches no leaf, or a leaf is
             not a table; in ``update`` a gradient has another shape than its parameter, or more rows
-            than a window has room for.
+            than a window has room for, or `weight` is several numbers.
 
     Optax's `MultiSteps` runs its optimizer at every micro-step, then selects; and a NaN stays in
     its accumulator forever, since it is reset by a multiplication with zero.

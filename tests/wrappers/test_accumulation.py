@@ -512,7 +512,7 @@ def test_windows_grow_with_the_noise_between_their_bounds():
 
 def test_a_weight_is_one_number():
     tx = gradtx.accumulate(gradtx.sgd(1.0), 2)
-    with pytest.raises(ValueError, match="one number for each micro-batch"):
+    with pytest.raises(ValueError, match="weight must be one number"):
         tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), weight=jnp.array([1.0, 0.0]))
 
 
