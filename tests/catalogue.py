@@ -1193,7 +1193,7 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.rprop(1e-2),
         bad=RATES,
         complex=False,
-        why="a complex number has no sign",
+        why="a complex number has no sign; schedule: after the start it has no effect",
         keeps=2 * MATRIX,
     ),
     "signum": Entry(
@@ -1502,7 +1502,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "extragradient": Entry(lambda: gradtx.extragradient(gradtx.adam(0.1)), rows=False),
     "asam": Entry(
-        lambda: gradtx.asam(gradtx.sgd(0.1), 0.1),
+        lambda: gradtx.asam(gradtx.sgd(0.1), 0.1, reset_state=False),
         bad=({"optimizer": optax.sgd(1.0), "rho": -1.0}, {"optimizer": optax.sgd(1.0), "eta": "x"}),
     ),
     "gsam": Entry(

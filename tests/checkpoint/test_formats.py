@@ -84,8 +84,10 @@ def test_runs_of_an_earlier_version_go_on(name):
         assert k == "gradtx" or np.asarray(written[k]).tobytes() == x.tobytes()
     g = {k: contracts.grads(3)[k][2] for k in params}
     step = jax.jit(lambda carry, g: contracts.step(tx, carry, g)[0][0])
+    # Since then the last of their five polynomials has its safety factor.
+    atol = 2e-4 if name in ("dion2", "dion3") else 1e-6
     for k, new in step((params, state), g).items():
-        np.testing.assert_allclose(new, run["next"][k], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(new, run["next"][k], rtol=1e-5, atol=atol)
 
 
 @pytest.mark.slow
