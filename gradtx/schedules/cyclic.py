@@ -125,7 +125,10 @@ def _growing(count: Any, first: Any, t_mul: Any) -> tuple[Any, Any]:
 
     def begin(restart: Any) -> Any:
         """The step at which a restart begins."""
-        at = first * jnp.expm1(restart * rate) / (t_mul - 1)
+        # A power of whole numbers is exact; near 1 its difference from 1 would lose digits.
+        log = restart * rate
+        grown = jnp.where(log < 1, jnp.expm1(log), raised(t_mul, restart) - 1)
+        at = first * grown / (t_mul - 1)
         whole = jnp.round(at)
         return jnp.where(jnp.abs(at - whole) <= 1e-5 * whole, whole, at)  # all but for rounding
 
