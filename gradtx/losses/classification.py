@@ -203,7 +203,13 @@ def softmax_cross_entropy_with_integer_labels(
         where = jnp.broadcast_to(where != 0, shape)
     if isinstance(axis, tuple):
         last = tuple(range(-len(axis), 0))
-        x = jnp.moveaxis(x, axis, last).reshape(*y.shape, -1)
+        x = jnp.moveaxis(x, axis, last)
+        if y.shape != x.shape[: -len(axis)]:
+            raise ValueError(
+                f"{name}: the labels have the shape {y.shape}, the logits without {axis} "
+                f"{x.shape[: -len(axis)]}"
+            )
+        x = x.reshape(*y.shape, -1)
         if where is not None:
             where = jnp.moveaxis(where, axis, last).reshape(*y.shape, -1)
         axis = -1

@@ -22,6 +22,10 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Array]
         ``(scores, targets, *args, **kwargs) -> losses``, along the last axis; further arguments
         are those of `max_fun`.
 
+    Raises:
+        TypeError: `max_fun` is no function.
+        ValueError: in the loss, the last axes of scores and targets differ in length.
+
     Source: M. Blondel, A. Martins and V. Niculae, Learning with Fenchel-Young Losses, 2020,
     arXiv:1901.02324.
 
@@ -33,8 +37,13 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Array]
     check_function("make_fenchel_young_loss", "max_fun", max_fun)
 
     def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> Array:
-        x = real(scores)
+        x, y = real(scores), real(targets)
+        if x.shape[-1:] != y.shape[-1:]:
+            raise ValueError(
+                f"make_fenchel_young_loss: targets of the shape {y.shape} do not fit scores of "
+                f"{x.shape}"
+            )
         largest = jnp.vectorize(lambda v: max_fun(v, *args, **kwargs), signature="(n)->()")(x)
-        return largest - jnp.sum(real(targets) * x, -1)
+        return largest - jnp.sum(y * x, -1)
 
     return fenchel_young_loss

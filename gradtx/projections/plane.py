@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,6 +14,8 @@ from gradtx.types import Array, PyTree, TreeT
 def _vectors(name: str, x: PyTree, a: PyTree, b: Any) -> tuple[list[Array], list[Array]]:
     """The leaves of `x` and `a`; raises ValueError if they differ, or if `b` is not a number."""
     xs = leaves.arrays(name, x)
+    if jax.tree_util.all_leaves([a]) and not jax.tree_util.all_leaves([x]):
+        raise ValueError(f"{name}: a must be a tree like the one to project")
     parts = leaves.beside(name, "a", a, x)
     if np.ndim(b) != 0:
         raise ValueError(f"{name}: b must be a number, not an array of {np.shape(b)}")

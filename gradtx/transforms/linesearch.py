@@ -55,7 +55,8 @@ class Line:
         value_fn = extra["value_fn"]
         taken = inspect.signature(value_fn).parameters
         # The rest of `extra` is for other transformations.
-        self.arguments = {n: v for n, v in extra.items() if n in taken and n != "value_fn"}
+        own = {"value", "grad", "value_fn"}
+        self.arguments = {n: v for n, v in extra.items() if n in taken and n not in own}
         self.value_fn = value_fn
         self.dtype = value_dtype(self.params)
         value, grad = extra["value"], as_arrays(extra["grad"])

@@ -125,3 +125,10 @@ def test_derivatives_by_finite_differences(name):
         back = jax.vjp(of_chosen, *chosen)[1](jnp.asarray(cotangent))
         inner = sum(np.sum(b * v) for b, v in zip(back, tangents, strict=True))
         np.testing.assert_allclose(inner, cotangent @ found, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["hyperplane", "halfspace"])
+def test_one_array_is_no_normal_of_a_tree(name):
+    project = getattr(pr, f"projection_{name}")
+    with pytest.raises(ValueError, match="must be a tree"):
+        project({"u": jnp.zeros(2), "v": jnp.zeros(2)}, jnp.array([1.0, 0.0]), 1.0)

@@ -230,3 +230,14 @@ def test_outside_of_jit_later_searches_compile_nothing(caplog):
     with jax.log_compiles():
         gradtx.minimize(loss, tx, x, state)
     assert any("Compiling" in record.getMessage() for record in caplog.records)
+
+
+def test_an_argument_of_the_loss_named_value_keeps_its_default():
+    def loss(x, value=2.0):
+        return jnp.sum((x - value) ** 2)
+
+    tx = gradtx.chain(gradtx.sgd(1.0), gradtx.scale_by_backtracking_linesearch(15))
+    x = jnp.zeros(1)
+    value, grad = jax.value_and_grad(loss)(x)
+    updates, _ = tx.update(grad, tx.init(x), x, value=value, grad=grad, value_fn=loss)
+    assert loss(x + updates) < value
