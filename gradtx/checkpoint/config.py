@@ -261,16 +261,15 @@ def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
         return [_decode(item, custom, where, depth + 1) for item in value]
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: {type(value).__name__} {value!r:.80} is not JSON")
-    is_own = value.get("custom") is True
-    keys = set(value) - ({"custom"} if is_own else set())
-    if is_own:
-        value = {key: value[key] for key in keys}
-        name = next((value[key] for key in ("name", "named", "object") if key in keys), None)
+    if value.get("custom") is True:
+        value = {key: item for key, item in value.items() if key != "custom"}
+        name = value.get("name", value.get("named", value.get("object")))
         if not isinstance(name, str) or name not in custom:
             raise ValueError(
                 f"{where}: {name!r:.80} is one of your own, not that of gradtx: pass it in "
                 "custom_objects"
             )
+    keys = set(value)
     if keys == {"name", "arguments"}:
         return _decode_declared(value, custom, where, depth)
     if {"array", "dtype"} <= keys <= {"array", "dtype", "imag"}:

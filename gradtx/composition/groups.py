@@ -19,7 +19,7 @@ from gradtx.core.pair import (
 from gradtx.leaves.paths import (
     Where,
     aligned,
-    is_leaf,
+    are_alike,
     leaves_with_path,
     mask_tree,
     path_string,
@@ -129,11 +129,10 @@ def partition(
         groups = _Groups(updates if params is None else params, param_labels, links)
         if params is not None:
             groups.check(updates)
-        like: Any = jax.tree.structure(updates, is_leaf=is_leaf)
         divided = {
             name: value
             for name, value in extra_args.items()
-            if mask_compatible_extra_args and jax.tree.structure(value, is_leaf=is_leaf) == like
+            if mask_compatible_extra_args and are_alike(value, updates)
         }
         new, states = updates, {}
         for label, tx in links.items():

@@ -8,7 +8,7 @@ import jax
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.views import OnPart
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.leaves.paths import Where, chosen, is_leaf, mask_prefix, mask_tree, merge
+from gradtx.leaves.paths import Where, are_alike, chosen, is_leaf, mask_prefix, mask_tree, merge
 from gradtx.leaves.whole import part_of_whole
 from gradtx.types import COUNTER, MaskedInnerState, Params, PyTree, State, Updates, fields_of
 
@@ -52,8 +52,7 @@ def _asked(updates: Updates, params: Params | None) -> PyTree:
     """The tree that a mask sees: the parameters, or the updates if no parameters fit these."""
     if params is None:
         return updates
-    form: Any = jax.tree.structure(updates, is_leaf=is_leaf)
-    return params if jax.tree.structure(params, is_leaf=is_leaf) == form else updates
+    return params if are_alike(params, updates) else updates
 
 
 def split_by_mask(
@@ -112,11 +111,10 @@ def masked(
     ) -> tuple[Updates, State]:
         chosen_too = {}
         if mask_compatible_extra_args:
-            like: Any = jax.tree.structure(updates, is_leaf=is_leaf)
             chosen_too = {
                 name: chosen(value, mask_prefix(value, mask))
                 for name, value in inner_step.extra_args.items()
-                if jax.tree.structure(value, is_leaf=is_leaf) == like
+                if are_alike(value, updates)
             }
         # Without state, any state is accepted; with one, the error says what was expected.
         inner_state = getattr(state, "inner_state", state)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import ArgumentError
+from gradtx.checks import ArgumentError, check_one_number
 from gradtx.core.pair import GradientTransformation
 from gradtx.core.traits import Rule, Scope
 from gradtx.engine.leaves import load, store
@@ -179,8 +179,7 @@ def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
             f"{label} needs the loss: call update(updates, state, params, value=loss), or use "
             "minimize, make_step or solve, which pass it"
         )
-    if jnp.ndim(value) != 0:
-        raise ValueError(f"{label}: value must be one number, not of shape {jnp.shape(value)}")
+    check_one_number(label, "value", value)
     return jnp.real(jnp.asarray(value))
 
 

@@ -85,6 +85,12 @@ def leaves_with_path(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
     return with_paths(tree, is_leaf)
 
 
+def are_alike(tree: PyTree, other: PyTree) -> bool:
+    """Whether two trees have one structure, in which `Rows` and None are leaves."""
+    structure: Any = jax.tree.structure(tree, is_leaf=is_leaf)
+    return bool(structure == jax.tree.structure(other, is_leaf=is_leaf))
+
+
 def first_difference(tree: PyTree, other: PyTree) -> str:
     """Where two trees first differ, for an error message."""
     ours = {path_string(path): None for path, _ in leaves_with_path(tree)[0]}

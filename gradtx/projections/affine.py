@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.leaves.paths import aligned, leaves_with_path
 from gradtx.projections import leaves
 from gradtx.types import Array, PyTree, TreeT
 
@@ -67,17 +66,14 @@ def _equations(
     """The leaves of `a`; raises ValueError unless they fit those of `x`, and `b`."""
     if len(right) != 1:
         raise ValueError(f"{name}: b must be a vector, not an array of {right}")
-    keyed, treedef = leaves_with_path(x)
-    problem = f"{name}: a must be a tree like x"
-    parts = aligned(problem, x, treedef, a)
-    chosen = [part for (_, leaf), part in zip(keyed, parts, strict=True) if leaf is not None]
-    for path, leaf, part in zip(leaves.paths(x), xs, chosen, strict=True):
+    parts = leaves.parts_like(name, "a", a, x)
+    for path, leaf, part in zip(leaves.paths(x), xs, parts, strict=True):
         if np.shape(part) != (*right, *leaf.shape):
             raise ValueError(
                 f"{name}: at {path!r} a has the shape {np.shape(part)}; with x of {leaf.shape} and "
                 f"b of {right} it must be {(*right, *leaf.shape)}"
             )
-    return chosen
+    return parts
 
 
 def _lengths(rows: Array) -> Array:

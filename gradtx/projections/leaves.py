@@ -109,6 +109,17 @@ def along(
     return rebuild(tree, [on_leaf(path, x) for path, x in zip(paths(tree), xs, strict=True)])
 
 
+def parts_like(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
+    """The parts of an argument that is a tree like `tree`, for each leaf of it.
+
+    Raises:
+        ValueError: it is a different tree.
+    """
+    keyed, treedef = leaves_with_path(tree)
+    parts = aligned(f"{name}: {argument} must be a tree like x", tree, treedef, value)
+    return [part for (_, x), part in zip(keyed, parts, strict=True) if x is not None]
+
+
 def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
     """An argument that is a number, an array or a tree like `tree`, for each leaf of it.
 

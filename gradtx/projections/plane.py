@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,15 +13,13 @@ from gradtx.types import Array, PyTree, TreeT
 def _vectors(name: str, x: PyTree, a: PyTree, b: Any) -> tuple[list[Array], list[Array]]:
     """The leaves of `x` and `a`; raises ValueError if they differ, or if `b` is not a number."""
     xs = leaves.arrays(name, x)
-    if jax.tree_util.all_leaves([a]) and not jax.tree_util.all_leaves([x]):
-        raise ValueError(f"{name}: a must be a tree like the one to project")
-    parts = leaves.beside(name, "a", a, x)
+    parts = leaves.parts_like(name, "a", a, x)
     if np.ndim(b) != 0:
         raise ValueError(f"{name}: b must be a number, not an array of {np.shape(b)}")
     for path, u, v in zip(leaves.paths(x), xs, parts, strict=True):
-        if u.shape != jnp.shape(v):
+        if v is None or u.shape != np.shape(v):
             raise ValueError(
-                f"{name}: at {path!r} a has the shape {jnp.shape(v)} where x has {u.shape}"
+                f"{name}: at {path!r} a has the shape {np.shape(v)} where x has {u.shape}"
             )
     return xs, leaves.arrays(name, parts)
 

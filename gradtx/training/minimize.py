@@ -574,8 +574,8 @@ def minimize(
         loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
         return _objective(loss(merge(packed_like(at, trained), params), *args)[0], grad_loss)
 
-    arguments = {"grad": unscaled(grads, scale), "value_fn": value_fn}
-    arguments["value"] = _objective(value, grad_loss)
+    told = _objective(value, grad_loss)
+    arguments = {"value": told, "grad": unscaled(grads, scale), "value_fn": value_fn}
     new, state = take_step(tx, grads, state, trained, **{**arguments, **(extra_args or {})})
     state = state if flat is None else with_flat(state, flat)
     result: Any = (value, aux) if has_aux else value
