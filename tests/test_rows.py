@@ -204,6 +204,17 @@ def test_arithmetic():
     chex.assert_trees_all_close(table - a, 1 - a.to_dense(), rtol=1e-6)
 
 
+def test_rows_left_over_stay_zero_whatever_becomes_of_the_others():
+    """They are marked as coalesced, and no sum over them may count what a function makes of 0."""
+    rows = Rows(jnp.array([1, 1, 9]), jnp.ones((3, 2)), TABLE).coalesce()
+    new = rows.with_values(1 / rows.values)
+    np.testing.assert_array_equal(new.to_dense(), dense([1], np.full((1, 2), 0.5)))
+    assert float(gradtx.global_norm(new)) == pytest.approx(0.5**0.5)
+    tx = gradtx.chain(gradtx.scale_by_adam(eps=0.0), gradtx.clip_by_global_norm(1.0))
+    updates, _ = tx.update(rows, tx.init(jnp.zeros(TABLE)))
+    np.testing.assert_allclose(updates.to_dense()[1], 0.5**0.5, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_it_crosses_jit_scan_and_vmap():
     rows = some([3, 1, 3])

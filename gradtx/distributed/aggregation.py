@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Decay
+from gradtx.checks import Decay, check_one_number
 from gradtx.composition.around import InnerStep, around
 from gradtx.core.loss_functions import LOSSES
 from gradtx.core.pair import GradientTransformation, transformation
@@ -120,7 +120,7 @@ def aggregate(
         for (_, g), x, array in zip(present, weighted, arrays, strict=True):
             if is_rows(g):
                 indices = everyones(g.indices, axis_name).reshape(-1)
-                values = everyones(x, axis_name).reshape(-1, *x.shape[1:])
+                values = everyones(x, axis_name).reshape(-1, *g.shape[1:])
                 mean = cast(divide_by(values, total), array.dtype)
                 reduced.append(Rows(indices, mean, g.shape))
             else:
@@ -213,12 +213,17 @@ def message_bytes(params: Params) -> int:
 def weigh(g: Array, weight: Any) -> Array:
     """A gradient times this device's weight, if there are weights."""
     # A device without examples has 0 / 0 for a gradient, which a product with 0 would keep.
-    return g if weight is None else jnp.where(jnp.asarray(weight) == 0, 0, g * weight)
+    return g if weight is None else jnp.where(_one_number(weight) == 0, 0, g * weight)
 
 
 def total_weight(axis_name: AxisName, weight: Any) -> Any:
     """The sum of the weights of all devices, or their number."""
-    return jax.lax.psum(1 if weight is None else widen(1.0 * jnp.asarray(weight)), axis_name)
+    return jax.lax.psum(1 if weight is None else widen(1.0 * _one_number(weight)), axis_name)
+
+
+def _one_number(weight: Any) -> Array:
+    check_one_number("update", "weight", weight)
+    return jnp.asarray(weight)
 
 
 def divide_by(x: Array, total: Any) -> Array:

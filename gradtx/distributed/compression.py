@@ -132,17 +132,15 @@ class _Compression(NamedTuple):
             n: [x for x, g in zip(column, all_leaves, strict=True) if g is not None]
             for n, column in columns.items()
         }
-        contributions, total = self.weighed(present, weight, devices)
-        contributions = [
-            x + self.decay * e for x, e in zip(contributions, slots["error"], strict=True)
-        ]
+        weighed = self.weighed(present, weight, devices)
+        contributions = [x + self.decay * e for x, e in zip(weighed, slots["error"], strict=True)]
         means, sent, new = self.exchange(contributions, slots, devices)
         new["error"] = [x - s for x, s in zip(contributions, sent, strict=True)]
         trees = {}
         for n, values in new.items():
             new_column = [cast(x, old.dtype) for x, old in zip(values, slots[n], strict=True)]
             trees[n] = treedef.unflatten(_filled(all_leaves, new_column, columns[n]))
-        factor = total if self.op == "sum" else 1
+        factor = devices if self.op == "sum" else 1
         reduced = [cast(m * factor, g.dtype) for m, g in zip(means, present, strict=True)]
         return treedef.unflatten(_filled(all_leaves, reduced)), state._replace(**trees)
 
@@ -163,21 +161,22 @@ class _Compression(NamedTuple):
         check_varying(self.label, self.axis_name, present)
         return [g for _, g in present]
 
-    def weighed(self, gradients: list[Array], weight: Any, devices: int) -> tuple[list[Array], Any]:
-        """Gradients whose mean over the devices is the weighted mean, and the sum of all weights.
+    def weighed(self, gradients: list[Array], weight: Any, devices: int) -> list[Array]:
+        """Gradients whose mean over the devices is the weighted mean, or whose sum is that of `op`.
 
-        A device without weight sends nothing of its own, and does not make others' entries larger
-        in a mean of senders.
+        The error of a step is added to those of later steps, whose weights may be others: so that
+        of a sum is in units of the sum. A device without weight sends nothing of its own, and does
+        not make others' entries larger in a mean of senders.
         """
-        total = total_weight(self.axis_name, weight)
         weighed = [weigh(widen(g), weight) for g in gradients]
-        if weight is None:
-            return weighed, total
+        if weight is None or self.op == "sum":
+            return weighed
+        total = total_weight(self.axis_name, weight)
         counted = devices
         if self.op == "mean_of_senders":
             has_weight = jnp.where(jnp.asarray(weight) == 0, 0.0, 1.0)
             counted = total_weight(self.axis_name, has_weight)
-        return [divide_by(x * counted, total) for x in weighed], total
+        return [divide_by(x * counted, total) for x in weighed]
 
     def bytes_sent(self, params: Params) -> int:
         return sum(self.message(tuple(p.shape)) for p in jax.tree.leaves(params))

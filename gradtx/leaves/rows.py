@@ -123,10 +123,9 @@ class Rows:
         return f"Rows({np.size(self.indices)} of {self.shape}, {self.dtype})"
 
     def with_values(self, values: Any) -> "Rows":
-        """The same rows with other values."""
+        """The same rows with other values; rows left over by :meth:`coalesce` stay 0."""
         new = Rows(self.indices, values, self.shape)
-        new._coalesced = self._coalesced
-        return new
+        return new._in_table() if self._coalesced else new
 
     def flat(self) -> tuple[Array, Array]:
         """Flat indices and values; an index outside the table becomes that past the last row."""
@@ -161,8 +160,12 @@ class Rows:
             )
             values = jax.ops.segment_sum(widen(values), place[at], named.size).astype(self.dtype)
             named = indices
-        in_table = (named < past).reshape((-1,) + (1,) * (values.ndim - 1))
-        new = Rows(named, jnp.where(in_table, values, 0), self.shape)
+        return Rows(named, values, self.shape)._in_table()
+
+    def _in_table(self) -> "Rows":
+        """These rows, each index once, with zeros where it is past the last row."""
+        inside = (self.indices < self.shape[0]).reshape((-1,) + (1,) * (self.ndim - 1))
+        new = Rows(self.indices, jnp.where(inside, self.values, 0), self.shape)
         new._coalesced = True
         return new
 

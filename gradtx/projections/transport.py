@@ -163,11 +163,19 @@ class _Search(NamedTuple):
     damping: Array
 
 
+def _largest(x: Array, axis: int) -> Array:
+    """The largest entries, or 0 where all are minus infinity, which a difference would make NaN."""
+    largest = jnp.max(x, axis)
+    return jnp.where(largest == -jnp.inf, 0, largest)
+
+
 def _thresholds(rows: Array, sums: Array) -> Array:
     """For each row the threshold above which its entries have this sum."""
 
     def of_row(x: Array, total: Array) -> Array:
-        return jnp.max(x) + threshold([x - jnp.max(x)], total)
+        top = _largest(x, 0)
+        has_none = (total > 0) & jnp.all(x == -jnp.inf)
+        return jnp.where(has_none, jnp.nan, top + threshold([x - top], total))
 
     thresholds: Array = jax.vmap(of_row)(rows, sums)
     return thresholds
@@ -243,8 +251,8 @@ def _newton(x: Array, a: Array, b: Array, largest: Array, now: _Search) -> _Sear
 
 def _nearest(x: Array, a: Array, b: Array, tol: Any, max_steps: int) -> Array:
     """The projection of a matrix with no more rows than columns."""
-    x = x - jnp.max(x, 1, keepdims=True)
-    x = x - jnp.max(x, 0)
+    x = x - _largest(x, 1)[:, None]
+    x = x - _largest(x, 0)
     precision = float(jnp.finfo(x.dtype).eps)
     span = -jnp.min(x, where=jnp.isfinite(x), initial=0)
     largest = jnp.maximum(jnp.max(a), jnp.max(b))
@@ -255,7 +263,7 @@ def _nearest(x: Array, a: Array, b: Array, tol: Any, max_steps: int) -> Array:
         far = (new > tol * largest) & ((new > 8 * precision * span) | (new < old / 2))
         return (far | (now.scale < 1)) & (now.step < max_steps)
 
-    scale = jnp.minimum(1, jnp.where(largest < span, largest / span, 1))
+    scale = jnp.where((largest > 0) & (largest < span), largest / span, 1)
     alpha = -_thresholds(scale * x, a)
     plan, _ = _plan(scale * x, alpha, b)
     first = _Search(

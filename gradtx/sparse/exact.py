@@ -7,6 +7,7 @@ looked up again, so that the result is the dense one.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from gradtx.composition.around import InnerStep, around, not_outermost
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.declarations.declared_schedule import reads_host
 from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
-from gradtx.leaves.paths import Where, is_leaf, mask_tree
+from gradtx.leaves.paths import Where, is_leaf, mask_tree, path_string
 from gradtx.leaves.rows import dense, is_rows, put_rows
 from gradtx.leaves.whole import whole_leaves
 from gradtx.numerics import increment, one_per_row
@@ -107,11 +108,16 @@ def exact_rows(
     ``exact_rows(chain(clip_by_global_norm(1.0), adam(1e-2)))``, and ``exact_rows(partition(...),
     "table")`` where the tables have an optimizer of their own.
 
+    A step in which a table's gradient is None is none for its rows: they do not catch up with it.
+    Rows that are behind then take the steps that they missed with the counts of as many steps
+    later, which is the dense update unless a schedule or a correction of bias reads the count.
+
     State: `ExactRowsState`.
 
     Raises:
         TypeError: when rows first catch up: `inner` does not run on rows.
-        ValueError: then too: a row cannot take a step by itself. The step needs the loss
+        ValueError: the gradient of a leaf that is not among `tables` is `Rows`. When rows first
+            catch up: a row cannot take a step by itself. The step needs the loss
             (:func:`polyak_sgd`), a number of several rows after a rule with momentum, such as a
             norm of all updates or of a column (a norm of the gradients, before all else, will do),
             or a state that does more than count (:func:`schedule_free`, :func:`accumulate`,
@@ -161,16 +167,8 @@ def exact_rows(
             lambda g: g.coalesce() if is_rows(g) else g, updates, is_leaf=is_leaf
         )
         count = increment(state.count)
-
-        def seen(g: Any, last: Any) -> Any:
-            if g is None or last is None:
-                return last
-            if is_rows(g):
-                values = jnp.full((g.indices.size, *last.shape[1:]), count)
-                return put_rows(last, g.indices, values)
-            return jnp.full_like(last, count)
-
-        last = jax.tree.map(seen, updates, state.last, is_leaf=is_leaf)
+        seen = partial(_seen, before=state.count, count=count)
+        last = jax.tree.map_with_path(seen, updates, state.last, is_leaf=is_leaf)
         updates, inner_state = inner_step(updates, state.inner_state, params)
         return updates, ExactRowsState(count, last, inner_state)
 
@@ -180,6 +178,23 @@ def exact_rows(
         return _caught_up(tx, params, state, touched)
 
     return around(tx, init, run, before_gradients=before_gradients)
+
+
+def _seen(path: Any, g: Any, last: Any, before: Array, count: Array) -> Any:
+    """How many steps each row has seen after one with a gradient."""
+    if last is None:
+        if is_rows(g):
+            raise ValueError(
+                f"exact_rows: the gradient at {path_string(path)!r} is Rows, and the leaf is not "
+                "among the tables: name it in tables"
+            )
+        return None
+    if g is None:  # no step for this table
+        return last + (count - before)
+    if is_rows(g):
+        values = jnp.full((g.indices.size, *last.shape[1:]), count)
+        return put_rows(last, g.indices, values)
+    return jnp.full_like(last, count)
 
 
 def catch_up(

@@ -38,10 +38,11 @@ def norm_sq(tree: PyTree) -> Array:
 
     It is infinite, or 0, where that is no number of the type: the norm is :func:`global_norm`.
     """
-    return _sums((None,), *_arrays(tree))[0]
+    return _sums((None,), *entries(tree))[0]
 
 
-def _arrays(tree: PyTree) -> list[Array]:
+def entries(tree: PyTree) -> list[Array]:
+    """The arrays of a tree; of `Rows` the values, duplicates summed and rows outside left out."""
     return [
         leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)
         for leaf in present_leaves(tree)
@@ -102,10 +103,10 @@ def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = Fals
         again: how to compute a tree that is not stored once more.
         costly: as in :func:`gradtx.numerics.norm`.
     """
-    xs = _arrays(tree)
+    xs = entries(tree)
     if again is not None:
         of_tree, trees = again
-        again = (lambda *trees: _arrays(of_tree(*trees))), trees
+        again = (lambda *trees: entries(of_tree(*trees))), trees
     parts = norm_of_sums(_sums, tuple(xs), again, costly)
     return with_derivative(parts, [x for x in xs if jnp.issubdtype(x.dtype, jnp.inexact)])
 
@@ -242,5 +243,4 @@ def any_nan(tree: PyTree) -> Array:
 
 
 def _inexact(tree: PyTree) -> list[Any]:
-    leaves = map(jnp.asarray, jax.tree.leaves(tree))
-    return [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return [x for x in entries(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]

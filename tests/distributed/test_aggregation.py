@@ -201,6 +201,30 @@ def test_rows_of_tables_are_gathered(way):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+def test_rows_whose_indices_have_several_axes_are_gathered():
+    tx, ids = gradtx.aggregate("data"), jnp.array([[[0, 1], [1, 3]], [[1, 1], [2, 9]]])
+
+    def update(ids):
+        g = gradtx.Rows(ids, jnp.ones((2, 2, 3)), (4, 3))
+        return tx.update(g, tx.init(jnp.zeros((4, 3))))[0].to_dense()
+
+    table = jax.vmap(update, axis_name="data")(ids)
+    assert table[:, :, 0].tolist() == [[0.5, 2.0, 0.5, 0.5]] * 2
+
+
+@pytest.mark.parametrize("op", ["mean", "sum"])
+@pytest.mark.parametrize("aggregate", [gradtx.aggregate, gradtx.aggregate_bf16])
+def test_a_weight_is_one_number(aggregate, op):
+    """One for each entry of a gradient would be multiplied with it."""
+    tx = aggregate("data", op=op)
+
+    def update(g):
+        return tx.update(g, tx.init(g), weight=jnp.ones(2))[0]
+
+    with pytest.raises(ValueError, match="weight must be one number, not of the shape"):
+        jax.vmap(update, axis_name="data")(jnp.ones((3, 2)))
+
+
 def test_what_reduces_gradients_says_over_which_axes():
     outer = gradtx.sgd(0.7)
     pairs = {

@@ -2,8 +2,8 @@
 
 # Sees mutants of: chunks.
 
-import functools
 import math
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,12 @@ from tests.quick import quick
 
 N = 8
 FORMS = {
-    "bf16": lambda: gradtx.aggregate_bf16("data"),
-    "int8": lambda: gradtx.aggregate_int8("data", block_size=32),
-    "top_k": lambda: gradtx.aggregate_top_k("data", 0.1),
-    "power_sgd": lambda: gradtx.aggregate_power_sgd("data", rank=2),
-    "chunked_top_k": lambda: gradtx.aggregate_chunked_top_k("data", 0.1, chunk=8),
-    "dct": lambda: gradtx.aggregate_dct("data", 0.1, chunk=8, decay=1.0),
+    "bf16": partial(gradtx.aggregate_bf16, "data"),
+    "int8": partial(gradtx.aggregate_int8, "data", block_size=32),
+    "top_k": partial(gradtx.aggregate_top_k, "data", 0.1),
+    "power_sgd": partial(gradtx.aggregate_power_sgd, "data", rank=2),
+    "chunked_top_k": partial(gradtx.aggregate_chunked_top_k, "data", 0.1, chunk=8),
+    "dct": partial(gradtx.aggregate_dct, "data", 0.1, chunk=8, decay=1.0),
 }
 SHAPES = {"b": (7,), "s": (), "t": (6, 5, 4), "w": (24, 20)}
 
@@ -38,17 +38,18 @@ def zeros():
 
 
 def run(tx, gs, weight=None):
-    """What all devices get, and their last states, after some steps."""
+    """What all devices get, and their last states, after some steps; weights are `(steps, N)`."""
 
     def device(gs, weight):
-        def step(state, g):
-            extra = {} if weight is None else {"weight": weight}
+        def step(state, now):
+            g, w = now
+            extra = {} if w is None else {"weight": w}
             updates, state = tx.update(g, state, zeros(), **extra)
             return state, updates
 
-        return jax.lax.scan(step, tx.init(zeros()), gs)
+        return jax.lax.scan(step, tx.init(zeros()), (gs, weight))
 
-    axes = (1, None if weight is None else 0)
+    axes = (1, None if weight is None else 1)
     return jax.jit(jax.vmap(device, in_axes=axes, axis_name="data"))(gs, weight)
 
 
@@ -71,11 +72,25 @@ def test_weights(name):
     weight = jnp.array([0.0, 1, 2, 3, 4, 0, 1, 2])
     gs = gradients(5)
     gs = {k: g.at[:, 0].set(jnp.nan) for k, g in gs.items()}  # of a device without examples
-    states, updates = run(FORMS[name](), gs, weight)
+    states, updates = run(FORMS[name](), gs, jnp.tile(weight, (5, 1)))
     for k in SHAPES:
         got = np.sum(updates[k][0], axis=0) + np.mean(states.error[k], axis=0)
         want = np.average(np.asarray(gs[k], np.float64)[:, 1:], axis=1, weights=weight[1:]).sum(0)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMS)
+def test_nothing_of_a_sum_is_lost_whatever_the_weights_of_later_steps(name):
+    steps = 6
+    weight = np.random.default_rng(1).integers(0, 9, (steps, N)).astype(np.float32)
+    weight[3] = 0
+    gs = gradients(steps)
+    states, updates = run(FORMS[name](op="sum"), gs, jnp.asarray(weight))
+    for k in SHAPES:
+        got = np.sum(updates[k][0], axis=0) + np.sum(states.error[k], axis=0)
+        want = np.einsum("ti,ti...->...", weight, np.asarray(gs[k], np.float64))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -421,7 +436,7 @@ def test_digits_are_learnt_as_well(name):
     assert trained(forms[name]()) >= plain - 0.003
 
 
-@functools.cache
+@cache
 def trained(aggregation):
     from sklearn.datasets import load_digits
 

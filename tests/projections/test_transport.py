@@ -73,7 +73,18 @@ def test_a_permutation_stays_and_a_forbidden_entry_is_zero():
 def test_matrices_without_entries_or_sums():
     assert pr.projection_birkhoff(jnp.zeros((0, 2, 2))).shape == (0, 2, 2)
     assert pr.projection_birkhoff(jnp.zeros((0, 0))).shape == (0, 0)
-    np.testing.assert_array_equal(pr.projection_transport(jnp.ones((2, 3)), (0.0, 0.0)), 0)
+    x = jnp.array([[1.0, 2.0, 4.0], [3.0, -5.0, 0.0]])
+    np.testing.assert_array_equal(pr.projection_transport(x, (0.0, 0.0)), 0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_row_that_has_no_entry_has_no_sum(turned):
+    x, sums = jnp.array([[-jnp.inf, -jnp.inf], [3.0, 5.0]]), (np.array([0.0, 1.0]), 0.5)
+    if turned:
+        x, sums = x.T, sums[::-1]
+    want = np.array([[0.0, 0.0], [0.5, 0.5]])
+    np.testing.assert_array_equal(transport(x, sums), want.T if turned else want)
+    assert bool(jnp.any(jnp.isnan(transport(x, (0.5, 0.5)))))  # the set is empty
 
 
 @pytest.mark.slow

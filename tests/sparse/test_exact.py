@@ -142,6 +142,32 @@ def test_a_slot_fades_for_as_long_as_its_row_was_not_touched():
     chex.assert_trees_all_equal(sparse.catch_up(tx, *caught_up), caught_up)
 
 
+def test_a_step_without_a_gradient_of_a_table_is_none_for_its_rows():
+    inner = gradtx.sgd(1.0, momentum=0.5)
+    tx, dense = gradtx.exact_rows(inner), gradtx.dense_rows(inner)
+    p = whole = {"table": jnp.zeros((3, 1)), "bias": jnp.zeros(2)}
+    state, dense_state = tx.init(p), dense.init(whole)
+    for row in (0, None, 1, None, None):
+        table = None if row is None else gradtx.Rows(jnp.array([row]), jnp.ones((1, 1)), (3, 1))
+        grads = {"table": table, "bias": jnp.ones(2)}
+        p, state = gradtx.apply_gradients(tx, grads, p, state)
+        whole, dense_state = gradtx.apply_gradients(dense, grads, whole, dense_state)
+    chex.assert_trees_all_equal(sparse.catch_up(tx, p, state)[0], whole)
+
+
+def test_rows_of_a_leaf_that_is_no_table_are_refused():
+    """A vector is one only where it is named; its rows would stay behind without a word."""
+    vector, grads = {"v": jnp.zeros(3)}, {"v": gradtx.Rows(jnp.array([1]), jnp.ones(1), (3,))}
+    tx = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.5))
+    with pytest.raises(ValueError, match="at 'v' is Rows, and the leaf is not among the tables"):
+        tx.update(grads, tx.init(vector), vector)
+    named = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.5), "v")
+    p, state = vector, named.init(vector)
+    for g in (grads, {"v": jnp.zeros(3)}):
+        p, state = gradtx.apply_gradients(named, g, p, state)
+    assert p["v"].tolist() == [0.0, -1.5, 0.0]
+
+
 @pytest.mark.parametrize(
     ("inner", "horizon"),
     [

@@ -60,3 +60,22 @@ def test_python_numbers_in_a_whole_step():
     tx = gradtx.apply_if_finite(gradtx.sgd(1.0), 3)
     params, _ = gradtx.apply_gradients(tx, 1.0, 1.0, tx.init(1.0))
     assert float(params) == 0.0
+
+
+@pytest.mark.parametrize("name", ["apply_if_finite", "dynamic_loss_scale", "guard"])
+def test_rows_are_finite_where_the_table_is(name):
+    """Duplicates may overflow together, and what stands outside of the table does not count."""
+    wrap = {
+        "apply_if_finite": lambda tx: gradtx.apply_if_finite(tx, 2),
+        "dynamic_loss_scale": lambda tx: gradtx.dynamic_loss_scale(tx, 1.0),
+        "guard": gradtx.guard,
+    }[name]
+    tx, table = wrap(gradtx.sgd(1.0)), jnp.zeros((3, 1), jnp.float16)
+    most = jnp.array([[40000.0], [40000.0]], jnp.float16)
+    overflow = gradtx.Rows(jnp.array([1, 1]), most, (3, 1))
+    outside = gradtx.Rows(jnp.array([1, 7]), jnp.array([[1.0], [jnp.nan]], jnp.float16), (3, 1))
+    for grads, moved in ((overflow, 0), (outside, -1)):
+        updates, _ = tx.update(grads, tx.init(table), table)
+        assert updates.to_dense().ravel().tolist() == [0, moved, 0]
+        told = gradtx.skip_not_finite(grads, 0, None)[1]
+        assert int(told["num_not_finite"]) == (moved == 0)
