@@ -189,6 +189,20 @@ def take(updates, state, params, **extra_args):
     return params, state
 
 
+@pytest.mark.parametrize("wrap", [gradtx.chain, lambda tx: gradtx.masked(tx, True)])
+def test_extra_arguments_that_another_library_s_pair_names(wrap):
+    """It may take some by name, and no others."""
+
+    def update(updates, state, params=None, *, value=1.0):
+        return updates * value, state
+
+    for kind in (optax.GradientTransformationExtraArgs, optax.GradientTransformation):
+        tx = wrap(kind(lambda params: (), update))
+        state = tx.init(0.0)
+        assert float(tx.update(jnp.float32(2.0), state, value=3.0, other=5.0)[0]) == 6.0
+        assert float(tx.update(jnp.float32(2.0), state)[0]) == 2.0
+
+
 def test_a_pair_by_hand_is_pickled_with_its_step():
     pair = gradtx.GradientTransformationExtraArgs(len, len, take)
     assert pickle.loads(pickle.dumps(pair)).step is take
@@ -220,9 +234,11 @@ def test_a_schedule_around_a_schedule(around):
 
 
 def test_what_is_built_within_a_trace_is_of_use_after_it():
-    tx = gradtx.scale_by_rss(gradtx.linear_schedule(0.5, 0.1, 4))
+    """The first value of a schedule, which the initial state reads."""
+    start = gradtx.linear_schedule(0.5, 0.1, 4)
+    tx = gradtx.scale_by_adagrad_decay(initial_accumulator_value=start)
     jax.jit(tx.init)(jnp.ones(2))
-    np.testing.assert_array_equal(tx.init(jnp.ones(2)).inner_state.sum_of_squares, [0.5, 0.5])
+    np.testing.assert_array_equal(tx.init(jnp.ones(2)).accumulator, [0.5, 0.5])
 
 
 @gradtx.transformation

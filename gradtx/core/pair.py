@@ -526,7 +526,7 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
     Args:
         tx: a pair, from gradtx or another library such as Optax, or any object with ``init`` and
             ``update``, such as `MultiSteps`. Its type or the signature of its ``update`` says
-            whether it takes extra arguments.
+            whether it takes extra arguments: any, or those that it names.
 
     Returns:
         `tx` itself if its ``update`` takes extra arguments, otherwise a pair around it.
@@ -559,10 +559,11 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
             f"expected a gradient transformation, not {type(tx).__name__} {tx!r:.200}{hint}"
         )
     parameters = inspect.signature(update).parameters.values()
-    takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if takes_more and isinstance(tx, GradientTransformation):
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if takes_all and isinstance(tx, GradientTransformation):
         return tx
-    adapted = _adapted(init, update, takes_more)
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    adapted = _adapted(init, update, None if takes_all else frozenset(named[3:]))
     if not isinstance(tx, GradientTransformation):
         return adapted
     return adapted._replace(**tx.traits.passed_on()._replace(inner=(tx,))._asdict())
@@ -570,14 +571,17 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
 
 @functools.lru_cache(maxsize=64)  # so that a program compiled for it is found again
 def _adapted(
-    init: Callable[..., State], update: Callable[..., Any], takes_more: bool
+    init: Callable[..., State], update: Callable[..., Any], takes: frozenset[str] | None
 ) -> GradientTransformation:
-    """A pair as of another library, which takes leaves, and extra arguments only if it says so."""
+    """A pair as of another library, which takes leaves, and extra arguments only if it says so.
+
+    takes: the extra arguments that `update` names; None if it takes any.
+    """
 
     def update_with(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        accepted_args = extra_args if takes_more else {}
+        accepted_args = {n: v for n, v in extra_args.items() if takes is None or n in takes}
         if holds_packed(updates):
             return on_leaves(update, updates, state, params, accepted_args)
         if holds_rows(updates):

@@ -13,7 +13,7 @@ from gradtx.schedules.decay import (
     linear_schedule,
     polynomial_schedule,
 )
-from gradtx.schedules.piecewise import join_schedules
+from gradtx.schedules.piecewise import join_schedules, piecewise_constant_schedule
 from gradtx.types import Schedule
 
 
@@ -40,7 +40,10 @@ def learning_rate(where: str, value: Any) -> float | Schedule:
 
 def _exponential(o: Options) -> Schedule:
     start, steps, rate = _common(o)
-    return exponential_decay(start, steps, rate, staircase=o.flag("staircase"))
+    staircase = o.flag("staircase")
+    if rate == 0:  # which in Keras ends the rate
+        return piecewise_constant_schedule(start, {steps if staircase else 1: 0.0})
+    return exponential_decay(start, steps, rate, staircase=staircase)
 
 
 def _inverse_time(o: Options) -> Schedule:

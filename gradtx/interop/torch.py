@@ -26,6 +26,7 @@ from gradtx.interop.reading import (
 )
 from gradtx.interop.torch_lbfgs import from_lbfgs
 from gradtx.interop.torch_optimizers import CORES, TorchCore
+from gradtx.leaves.paths import path_string, with_paths
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale
 from gradtx.types import Params, Schedule, State
@@ -111,10 +112,12 @@ def from_torch(
 
     One iteration of PyTorch's LBFGS is one step here. If none has been taken, the first has length
     1 in the Euclidean norm, where PyTorch uses the sum of absolute values. With ``strong_wolfe``
-    the directions are PyTorch's and the line search is :func:`scale_by_zoom_linesearch`.
+    the directions are PyTorch's and the line search is :func:`scale_by_zoom_linesearch`. A step and
+    a change of the gradient are remembered if the cosine between them is above 0.01; PyTorch asks
+    for an inner product above 1e-10, so that directions differ where the loss is curved 10,000
+    times more along one axis than along another.
 
-    PyTorch's Muon iterates in bfloat16, this one in float32. Adafactor here adds
-    :math:`\epsilon_1^2` to the squares; PyTorch uses it as a lower bound of their mean.
+    PyTorch's Muon iterates in bfloat16, this one in float32.
 
     >>> state = {
     ...     "state": {},
@@ -153,7 +156,9 @@ def _converted(
     names, shapes = _names_and_shapes(where, source, groups)
     several = len(groups) > 1
     matters = bool(states) or several
-    leaves = ordered(params, order, names, shapes, matters=matters, grouped=several)
+    # The state of L-BFGS is of all parameters in one vector.
+    unnoticed = several or class_name == "LBFGS"
+    leaves = ordered(params, order, names, shapes, matters=matters, grouped=unnoticed)
     params = arrays(params)
     if class_name != "SGD" and any(map(jnp.iscomplexobj, jax.tree.leaves(params))):
         raise ValueError(
@@ -174,15 +179,24 @@ def _converted(
         own_steps = scheduler is None and differ
     if own_steps:
         parts = [one for part in parts for one in _each(part)]
+    types = {path_string(path): p.dtype for path, p in with_paths(params)[0]}
     every = _every(where, parts, scheduler, steps_per_epoch)
     over = _over(where, parts, scheduler, every)
     optimizers = {}
     for part in parts:
         values = {k: v for k, v in options[part.group].values.items() if k != "params"}
+        if class_name == "Adafactor":
+            values["eps"] = _known_eps(values.get("eps"), types[members[part.group][0].path])
         o = Options(part.where, values)
         plan = _plan(class_name, o, part, scheduler, over, every)
         optimizers[part.label] = _resumed(class_name, o, part, plan, own_steps)
     return _joined(parts, optimizers, params)
+
+
+def _known_eps(eps: Any, dtype: Any) -> Any:
+    """Adafactor's pair, of which the first is by default that of the group's first parameter."""
+    is_pair = isinstance(eps, list | tuple) and len(eps) == 2
+    return (float(jnp.finfo(dtype).eps), eps[1]) if is_pair and eps[0] is None else eps
 
 
 def _check_steps(
@@ -455,7 +469,9 @@ def _resumed(name: str, o: Options, part: _Part, plan: _Rates, own_steps: bool) 
     """A part's optimizer with its numbers; with `own_steps` it counts only steps with gradients."""
     core = _core(name, o, plan)
     slots, scalars = _slots_and_scalars(o.where, core, part)
-    counts = {"count": plan.steps, "TraceWithCountState.count": int(any(part.states))}
+    # A momentum that has begun counts for the dampening, and on the clock of its schedule.
+    begun = max(plan.steps, 1) if any(part.states) else 0
+    counts = {"count": plan.steps, "TraceWithCountState.count": begun}
     tx = skip_if_none(core.tx) if own_steps else core.tx
     return _Resumed(tx, slots, {**scalars, **counts, **plan.scalars})
 

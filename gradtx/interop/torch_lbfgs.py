@@ -25,7 +25,8 @@ def from_lbfgs(
         raise ValueError(f"{o.where}: history_size must be from 1 to {_LARGEST}, not {size}")
     search = o.take("line_search_fn")
     # When a call of PyTorch's step ends is up to who calls ours, which is one iteration.
-    o.skip("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "initial_lr")
+    o.skip("max_iter", "max_eval", "tolerance_grad", "tolerance_change")
+    o.skip("initial_lr", "param_names")
     o.finish()
     if not isinstance(search, str | None) or search not in (None, "strong_wolfe"):
         raise ValueError(

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.core.pair import GradientTransformation
@@ -149,14 +147,15 @@ def _adafactor(o: Options, rate: Any) -> TorchCore:
     eps = o.take("eps")
     if not isinstance(eps, list | tuple) or len(eps) != 2:
         raise TypeError(f"{o.where}: eps must be a pair, not {eps!r:.80}")
-    smallest = np.finfo(np.float32).eps if eps[0] is None else finite(f"{o.where}: eps", eps[0])
+    smallest = finite(f"{o.where}: eps", eps[0])
     decay = o.number("weight_decay")
     tx = chain(
         scale_by_factored_rms(
             decay_rate=-o.number("beta2_decay"),
             min_dim_size_to_factor=0,
-            epsilon=float(smallest) ** 2,
+            epsilon=0.0,
             factor_last_dims=True,
+            torch_eps=smallest,
         ),
         clip_by_block_rms(o.number("d")),
         scale_by_param_block_rms(finite(f"{o.where}: eps", eps[1])),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.checks import Count, Decay, Limit, NonNegative
+from gradtx.checks import Count, Decay, Limit, NonNegative, Positive
 from gradtx.composition.chain import chain, identity
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
@@ -84,6 +84,7 @@ class _AdafactorOptions(NamedTuple):
     """Hyperparameters of `scale_by_factored_rms`, and the equations that leaves share.
 
     least: the smallest side of a factored matrix; None if nothing is factored.
+    torch_eps: a lower bound in place of epsilon, as in PyTorch; None for none.
     """
 
     least: int | None
@@ -93,6 +94,7 @@ class _AdafactorOptions(NamedTuple):
     step_offset: Any
     epsilon: Any
     clipping_threshold: Any
+    torch_eps: Any
 
     def dims(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """The dimensions over which means are taken; None for a leaf that is not factored."""
@@ -122,7 +124,8 @@ def _unfactored(g: Array, s: Any, t: Step, options: _AdafactorOptions) -> Any:
     """A leaf that keeps the squares of all entries."""
     square, beta = abs_sq(g), options.decay(t)
     v = ema(square + options.epsilon, s.v, beta)
-    return options.clipped(g * inverse_root(v)), {"v_row": s.v_row, "v_col": s.v_col, "v": v}
+    under = v if options.torch_eps is None else jnp.maximum(v, options.torch_eps**2)
+    return options.clipped(g * inverse_root(under)), {"v_row": s.v_row, "v_col": s.v_col, "v": v}
 
 
 def _factored_formula(
@@ -158,6 +161,20 @@ def _factored_plan(
 _factored = planned(_factored_formula, _factored_plan)
 
 
+def _factored_within(
+    g: Array, s: Any, t: Step, dims: tuple[int, int], options: _AdafactorOptions
+) -> Any:
+    """A leaf that keeps means, whose mean and whose estimates have PyTorch's lower bounds."""
+    d1, d0 = dims
+    square, beta, eps = abs_sq(g), options.decay(t), options.torch_eps
+    row = ema(options.mean(square, d0), s.v_row, beta)
+    col = ema(options.mean(square, d1), s.v_col, beta)
+    mean = jnp.maximum(jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True), eps)
+    estimate = jnp.expand_dims(row / mean, d0) * jnp.expand_dims(col, d1)
+    u = g * inverse_root(jnp.maximum(estimate, eps**2))
+    return options.clipped(u), {"v_row": row, "v_col": col, "v": s.v}
+
+
 @transformation
 def scale_by_factored_rms(
     factored: bool = True,
@@ -169,6 +186,7 @@ def scale_by_factored_rms(
     *,
     factor_last_dims: bool = False,
     clipping_threshold: Limit | None = None,
+    torch_eps: Positive | None = None,
 ) -> GradientTransformation:
     r"""Divide by the root of a moving average of squares, kept as its row and column means.
 
@@ -197,6 +215,9 @@ def scale_by_factored_rms(
         clipping_threshold: the largest root mean square of :math:`u`, as in
             :func:`clip_by_block_rms`, here computed without storing :math:`u`; None for no
             clipping.
+        torch_eps: :math:`\epsilon_1 > 0` as in PyTorch's Adafactor, for which pass 0 as `epsilon`:
+            :math:`\mathrm{mean}(R_t)` is at least :math:`\epsilon_1`, and what is under the root at
+            least :math:`\epsilon_1^2`. None for no such bounds.
 
     State: `FactoredState`; a matrix needs rows plus columns instead of their product. Optax keeps
     it in the parameter's type, where :math:`\epsilon` underflows in float16. Means of squares are
@@ -230,7 +251,9 @@ def scale_by_factored_rms(
         step_offset,
         epsilon,
         clipping_threshold,
+        torch_eps,
     )
+    of_matrix = _factored if torch_eps is None else _factored_within
 
     def slots(p: Array) -> dict[str, Array]:
         shapes = factored_shapes(p.shape, options.dims(p.shape))
@@ -239,7 +262,7 @@ def scale_by_factored_rms(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         dims = options.dims(g.shape)
-        return _unfactored(g, s, t, options) if dims is None else _factored(g, s, t, dims, options)
+        return _unfactored(g, s, t, options) if dims is None else of_matrix(g, s, t, dims, options)
 
     return leafwise(FactoredState, slots, rule)
 

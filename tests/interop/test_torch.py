@@ -168,12 +168,31 @@ def test_new_slots_of_rmsprop_are_zero():
     assert not any(x.any() for x in gradtx.get_slot(state, "nu"))
 
 
-def test_the_epsilon_of_adafactor_is_squared():
+@pytest.mark.parametrize("size", [1e-1, 1e-4, 1e-6, 1e-9])
+def test_small_gradients_meet_the_lower_bounds_of_adafactor(size):
+    """That of the mean of the rows acts on gradients below 3e-4, that of the squares below 1e-7."""
     ps = tensors()
-    for eps, want in ((None, 2.0**-23), (0.25, 0.25)):
-        optimizer = TO.Adafactor(ps, 0.1, eps=(eps, 1e-3))
-        tx, _ = from_torch(optimizer, [p.detach().numpy() for p in ps])
-        assert gradtx.hyperparams(tx)["epsilon"] == want**2
+    optimizer = TO.Adafactor(ps, 0.1)
+    gs = [[np.float32(size) * x for x in g] for g in gradients(SHAPES, 8)]
+    params = train(optimizer, ps, gs[:4])
+    tx, state = from_torch(optimizer, params)
+    got, _ = go_on(tx, state, params, gs[4:])
+    want = train(optimizer, ps, gs[4:])
+    for mine, theirs, old in zip(got, want, params, strict=True):
+        np.testing.assert_allclose(mine - old, theirs - old, rtol=2e-4, atol=2e-6)
+
+
+def test_the_epsilon_of_adafactor_is_that_of_the_type_unless_given():
+    ps = tensors()
+    for eps, dtype, want in (
+        (None, torch.float32, 2.0**-23),
+        (None, torch.bfloat16, 2.0**-7),
+        (0.25, torch.bfloat16, 0.25),
+    ):
+        optimizer = TO.Adafactor([torch.nn.Parameter(p.to(dtype)) for p in ps], eps=(eps, 1e-3))
+        params = [jnp.ones(s, str(dtype).removeprefix("torch.")) for s in SHAPES]
+        tx, _ = from_torch(optimizer, params)
+        assert gradtx.hyperparams(tx)["torch_eps"] == want
 
 
 def test_a_scheduler_has_changed_the_rate():
@@ -609,6 +628,32 @@ def test_a_new_lbfgs(search):
     jax.tree.map(np.testing.assert_array_equal, state, tx.init(params))
     ours = gradtx.scale_by_zoom_linesearch(25, slope_rtol=1e-4, initial_guess_strategy="one")
     assert tx == gradtx.lbfgs(1.0, 100, linesearch=search and ours)
+
+
+def test_the_order_of_what_lbfgs_keeps_is_asked_for_even_among_different_shapes():
+    """It is one vector of all parameters, in which a wrong order shows nowhere."""
+    module = torch.nn.Linear(3, 2)
+    params = {"weight": jnp.zeros((2, 3)), "bias": jnp.zeros(2)}
+
+    def closure():
+        optimizer.zero_grad()
+        value = (module(torch.ones(3)) ** 2).sum() + module.bias.sum()
+        value.backward()
+        return value
+
+    optimizer = TO.LBFGS(module.parameters(), max_iter=1)
+    optimizer.step(closure)
+    saved = optimizer.state_dict()
+    with pytest.raises(ValueError, match="nothing says which of the leaves"):
+        from_torch(saved, params, class_name="LBFGS")
+    _, state = from_torch(saved, params, class_name="LBFGS", order=["weight", "bias"])
+    named = TO.LBFGS(module.named_parameters(), max_iter=1)
+    named.load_state_dict(saved)
+    _, found = from_torch(named, params)
+    for slots in (gradtx.get_slot(s, "updates") for s in (state, found)):
+        want = saved["state"][0]["prev_flat_grad"].numpy()
+        np.testing.assert_array_equal(slots["weight"].ravel(), want[:6])
+        np.testing.assert_array_equal(slots["bias"], want[6:])
 
 
 def test_what_lbfgs_keeps_of_many_parameters_is_cut_at_each():

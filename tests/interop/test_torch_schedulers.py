@@ -79,6 +79,10 @@ MORE = {
     ),
     "SWALR, linear, over": lambda o: TO.swa_utils.SWALR(o, 0.01, 5, "linear"),
     "SWALR, linear": lambda o: TO.swa_utils.SWALR(o, 0.01, 15, "linear"),
+    "StepLR, to 0": lambda o: LR.StepLR(o, 12, 0.0),
+    "ExponentialLR, to 0, after a warm-up": lambda o: LR.SequentialLR(
+        o, [LR.ConstantLR(o, 0.5, 9), LR.ExponentialLR(o, 0.0)], [12]
+    ),
 }
 
 
@@ -101,10 +105,12 @@ def test_with_other_optimizers(name):
     check(optimizer, LR.ExponentialLR(optimizer, 0.9), ps)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "SGD"])
 def test_momentum_is_cycled(name):
+    """With dampening its state has a counter of its own, which is the clock of the momentum."""
     ps = tensors()
-    options = {"momentum": 0.9} if name == "RMSprop" else {}
+    options = {} if name == "AdamW" else {"momentum": 0.9}
+    options |= {"dampening": 0.5} if name == "SGD" else {}
     optimizer = getattr(TO, name)(ps, 0.01, **options)
     tx = check(optimizer, LR.OneCycleLR(optimizer, 0.05, 30, base_momentum=0.5), ps)
     assert "piecewise_interpolate" in repr(tx)
