@@ -37,13 +37,21 @@ class ArgumentError(TypeError, ValueError):
 
 
 class Range(NamedTuple):
-    """The values that a hyperparameter may take: an interval whose ends are included or not."""
+    """The values that a hyperparameter may take: an interval whose ends are included or not.
+
+    Attributes:
+        low, high: the ends.
+        low_open, high_open: whether an end is left out.
+        integer: whether only integers are taken.
+        at_start: whether the initial state alone reads the number, so that it is no schedule.
+    """
 
     low: float = -math.inf
     high: float = math.inf
     low_open: bool = False
     high_open: bool = False
     integer: bool = False
+    at_start: bool = False
 
     def __contains__(self, value: Any) -> bool:
         above = value > self.low if self.low_open else value >= self.low
@@ -81,6 +89,9 @@ if TYPE_CHECKING:
         Count as Count,
         Decay as Decay,
         Fraction as Fraction,
+        InitialNonNegative as InitialNonNegative,
+        InitialNumber as InitialNumber,
+        InitialPositive as InitialPositive,
         LearningRate as LearningRate,
         Limit as Limit,
         NonNegative as NonNegative,
@@ -98,6 +109,9 @@ else:
     Fraction = Annotated[Any, Range(0.0, 1.0)]
     Count = Annotated[Any, Range(0, high_open=True, integer=True)]
     PositiveCount = Annotated[Any, Range(1, high_open=True, integer=True)]
+    InitialNumber = Annotated[Any, Range(low_open=True, high_open=True, at_start=True)]
+    InitialNonNegative = Annotated[Any, Range(0.0, high_open=True, at_start=True)]
+    InitialPositive = Annotated[Any, Range(0.0, low_open=True, high_open=True, at_start=True)]
 
 
 def __dir__() -> list[str]:
@@ -134,7 +148,7 @@ def words(hint: Any, *, schedules: bool) -> str | None:
     allowed, metadata = hyperparameter_range(hint), marks(hint)
     if allowed is not None:
         text = f"{'int' if allowed.integer else 'float'} | Array"
-        text += " | Schedule" if schedules else ""
+        text += " | Schedule" if schedules and not allowed.at_start else ""
     elif (size := size_of(hint)) is not None:
         text = "int" if size.integer else "float"
     elif DTYPE in metadata:
@@ -315,10 +329,16 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
         _check_array(where, name, value, allowed)
         return
     if callable(value):
+        if allowed.at_start:
+            raise TypeError(
+                f"{where}: {name} must be a number or an array, not {value!r:.80}: the initial "
+                "state alone reads it"
+            )
         _check_schedule(where, name, value)
         return
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.number):
-        expected = f"{allowed}{' or None' if optional else ''}, an array, or a schedule"
+        kinds = "or an array" if allowed.at_start else "an array, or a schedule"
+        expected = f"{allowed}{' or None' if optional else ''}, {kinds}"
         raise TypeError(f"{where}: {name} must be {expected}, not {type(value).__name__} {value!r}")
     if allowed.integer and not isinstance(value, numbers.Integral):
         raise TypeError(f"{where}: {name} must be {allowed}, not {value!r}")

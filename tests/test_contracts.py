@@ -366,6 +366,71 @@ def test_complex(name):
     assert_finite((new, updates))
 
 
+REAL_TYPES = [
+    (name, argument)
+    for name in WHOLE
+    if CATALOGUE[name].complex and CATALOGUE[name].made.declaration
+    for argument in CATALOGUE[name].made.declaration.arguments
+    if argument.endswith("dtype") and argument != "param_dtype"
+]
+
+
+@pytest.mark.parametrize(("name", "argument"), REAL_TYPES)
+def test_a_real_type_for_a_mean_keeps_complex_numbers_complex(name, argument):
+    """As `mu_dtype=bfloat16` is for a tree of which some leaves are complex."""
+    tx, p = CATALOGUE[name].make(), params(name, jnp.complex64)
+    arguments = tx.declaration.arguments
+    own = tx.declaration.builder.public(**{**arguments, argument: None})
+    real = tx.declaration.builder.public(**{**arguments, argument: jnp.float32})
+    states = (jax.tree.leaves(jax.eval_shape(tx.init, p)) for tx in (own, real))
+    for before, now in zip(*states, strict=True):
+        assert jnp.issubdtype(before.dtype, jnp.complexfloating) == jnp.issubdtype(
+            now.dtype, jnp.complexfloating
+        )
+
+
+def reads(function, *arguments):
+    """Whether what a function computes depends on its first argument, as the trace shows it."""
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    return jax.interpreters.partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1][0]
+
+
+@pytest.mark.slow
+@every
+def test_what_the_initial_state_alone_reads_is_no_schedule(name):
+    """A schedule would be taken without effect: the numbers of `checks.Initial...`."""
+    tx = CATALOGUE[name].make()
+    if not tx.declaration:
+        pytest.skip("it is not declared")
+    builder, arguments = tx.declaration.builder, tx.declaration.arguments
+    carry, g = (params(name), jax.eval_shape(tx.init, params(name))), take(grads(1, name), 0)
+    for argument, value in arguments.items():
+        allowed = hyperparameter_range(builder.hints.get(argument))
+        if allowed is None or allowed.integer or type(value) not in (int, float):
+            continue
+
+        def made(x, argument=argument):
+            return builder.public(**{**arguments, argument: x})
+
+        def begun(x, p, made=made):
+            return made(x).init(p)
+
+        def stepped(x, carry, g, made=made):
+            return step(made(x), carry, g)
+
+        x = jnp.float32(value)
+        if reads(begun, x, carry[0]) and not reads(stepped, x, carry, g):
+            assert allowed.at_start, argument
+            with pytest.raises(TypeError, match="the initial state alone reads it"):
+                made(gradtx.constant_schedule(value))
+        elif name not in SOMETIMES:
+            assert not allowed.at_start, argument
+
+
+# An optimizer that estimates a bound reads where it begins at each step too.
+SOMETIMES = ("momo_adam",)
+
+
 def hyperparameters(tx):
     """The hyperparameters whose range ends at a number, with that number; counts are left out."""
     builder, arguments = tx.declaration.builder, tx.declaration.arguments

@@ -32,10 +32,10 @@ from gradtx.core.explanations import public_name
 from gradtx.core.pair import GradientTransformation
 from gradtx.leaves.memory import HOST, OnHost, all_near, brought_in, is_on_host
 from gradtx.leaves.packed import holds_packed
-from gradtx.leaves.paths import Where, mask_tree, path_string, with_paths
+from gradtx.leaves.paths import Where, leaves_with_path, mask_tree, path_string, with_paths
 from gradtx.leaves.shardings import dividing_axes, explicit_mesh, known_shardings
 from gradtx.leaves.whole import whole_leaves
-from gradtx.numerics import cast
+from gradtx.numerics import cast, scalar_dtype
 from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import in_form_of, inside
 from gradtx.programs.separate import (
@@ -53,7 +53,7 @@ from gradtx.programs.tracing import vary, varying_axes
 from gradtx.sharding.resharding import Shardings, put
 from gradtx.storage import is_encoded
 from gradtx.tree.search import map_params
-from gradtx.tree.sums import norm_sq
+from gradtx.tree.sums import norm_of_parts, sums_for_norm
 from gradtx.types import Array, Params, PyTree, State, is_stored
 from gradtx.types.keys import is_key
 
@@ -171,7 +171,9 @@ class Inside:
                 why[path] = "its layers are divided between devices: shard another axis"
         self.loops.keep(lambda i: self.paths[i] not in why)
         if where is not True:
-            chosen = jax.tree.leaves(mask_tree(self.trained, where))
+            every = leaves_with_path(self.trained)[0]  # also those that are not trained
+            mask = jax.tree.leaves(mask_tree(self.trained, where))
+            chosen = [c for (_, x), c in zip(every, mask, strict=True) if x is not None]
             for path, is_chosen in zip(self.paths, chosen, strict=True):
                 if is_chosen and path in why:
                     raise ValueError(f"inside: {path!r} cannot be updated inside: {why[path]}")
@@ -319,11 +321,15 @@ class Inside:
             extra["grad_norm"] = jnp.float32(0)
         elif self.norm_for:
             first: list[tuple[Any, Carried]] = [
-                (_add_squares, (each, [], zero)) for each, zero in zip(stacks, zeros, strict=True)
+                (_add_squares, Carried(each, [], zero, []))
+                for each, zero in zip(stacks, zeros, strict=True)
             ]
             extra["grad_norm"] = _norm(*backward.pull(seeds, first))
         turns: list[tuple[Any, Carried]] = [
-            (_Turn(self, k, state, extra, value, is_late), (stacks[k], slots[k], zeros[k]))
+            (
+                _Turn(self, k, state, extra, value, is_late),
+                Carried(stacks[k], slots[k], zeros[k], list(map(_key_of, slots[k]))),
+            )
             for k in range(len(self.loops.stages))
         ]
         grads, carried = backward.pull(seeds, turns)
@@ -334,10 +340,10 @@ class Inside:
             others = self.only(None, self.trained)
             params, state = take_step(self.placed, other_grads, state, others, **extra)
         leaves = self.treedef.flatten_up_to(params)
-        for stage, (new_stacks, *_) in zip(self.loops.stages, carried, strict=True):
-            for stack, x in zip(stage.stacks, new_stacks, strict=True):
+        for stage, new in zip(self.loops.stages, carried, strict=True):
+            for stack, x in zip(stage.stacks, new.params, strict=True):
                 leaves[stack.leaf] = x
-        state = self._with_slots(state, [new_slots for _, new_slots, _ in carried])
+        state = self._with_slots(state, carried)
         return self.treedef.unflatten(leaves), state, value, aux
 
     def _slots_of_scans(self, state: State) -> list[list[Any]]:
@@ -354,15 +360,16 @@ class Inside:
         _on_slots(self.tx, collect, state, self.index)
         return slots
 
-    def _with_slots(self, state: State, slots: list[list[Any]]) -> State:
+    def _with_slots(self, state: State, carried: "list[Carried]") -> State:
         """The state with new slots, from each scan."""
-        new = [iter(of_scan) for of_scan in slots]
+        new = [zip(last.slots, last.keys, strict=True) for last in carried]
 
         def replaced(slot: Any, i: int) -> Any:
             if i not in self.stage_of:
                 return slot
-            new_slot = jax.tree.map(as_it_was, slot, next(new[self.stage_of[i]]))
-            return new_slot.with_key(new_slot.next_key()) if is_encoded(new_slot) else new_slot
+            stack, key = next(new[self.stage_of[i]])
+            new_slot = jax.tree.map(as_it_was, slot, stack)
+            return new_slot.with_key(key) if is_encoded(new_slot) else new_slot
 
         return _on_slots(self.tx, replaced, state, self.index)
 
@@ -416,7 +423,7 @@ class _StepOfLayers:
         self.params = inside.treedef.unflatten([_abstract(x) for x in inside.leaves])
         self.extra_args = jax.tree.map(_abstract, dict(extra_args))
         if inside.norm_for:
-            self.extra_args["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
+            self.extra_args["grad_norm"] = jax.ShapeDtypeStruct((), scalar_dtype(inside.leaves))
 
     def check(self) -> None:
         """Raise Mixed unless the step of one layer gives that layer of the step of all layers."""
@@ -516,8 +523,26 @@ def _check_slot(path: str, layers: int, slot: Any) -> None:
 Layer = tuple[list[Any], list[Any]]
 """Parameters and slots, of a layer or of all of them."""
 
-Carried = tuple[list[Any], list[Any], Array]
-"""Parameters and slots of all layers, and the sum of the squares of the gradients so far."""
+
+class Carried(NamedTuple):
+    """What the loop of a scan carries.
+
+    Attributes:
+        params: the parameters of all layers.
+        slots: their slots. Those in codecs keep the random keys with which other layers are read.
+        squares: the sums of the squares of the gradients so far (see :func:`sums_for_norm`).
+        keys: the random keys of the slots after the last layer, None for those without.
+    """
+
+    params: list[Any]
+    slots: list[Any]
+    squares: Array
+    keys: list[Array | None]
+
+
+def _key_of(slot: Any) -> Array | None:
+    """The random key of a slot; of some rows of one too, which have their place behind it."""
+    return slot.key[:2] if is_encoded(slot) and slot.key is not None else None
 
 
 class _Turn(NamedTuple):
@@ -539,7 +564,7 @@ class _Turn(NamedTuple):
         return self.inside.loops.stages[self.k]
 
     def __call__(self, layer: Array, carried: Carried, grads: list[Array]) -> Carried:
-        stacks = carried[:2]
+        stacks = carried.params, carried.slots
         old = jax.tree.map(
             lambda x: layer_of(x, layer, self.stage.length), stacks, is_leaf=is_one_stack
         )
@@ -548,9 +573,9 @@ class _Turn(NamedTuple):
         params, slots = jax.tree.map(
             lambda x, n: with_layer(x, n, layer), stacks, new, is_leaf=is_one_stack
         )
-        if not self.sums_squares:
-            return params, slots, carried[2]
-        return _add_squares(layer, (params, slots, carried[2]), grads)
+        keys = list(map(_key_of, new[1]))  # of a step that is not taken, those that were there
+        now = Carried(params, slots, carried.squares, keys)
+        return _add_squares(layer, now, grads) if self.sums_squares else now
 
     def step(self, layer: Array, old: Layer, grads: list[Array]) -> Layer:
         """The new parameters and slots of one layer."""
@@ -587,20 +612,20 @@ class _Turn(NamedTuple):
 
 
 def _add_squares(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
-    """Add the squared norm of a layer's gradients to the sum, and change nothing else."""
-    params, slots, total = carried
-    return params, slots, total + cast(norm_sq(grads), total.dtype)
+    """Add the squares of a layer's gradients to the sums, and change nothing else."""
+    before = carried.squares
+    return carried._replace(squares=before + cast(sums_for_norm(grads), before.dtype))
 
 
 def _zero_like(leaves: list[Array]) -> Array:
-    """A zero to begin a sum with, which within ``shard_map`` varies over devices like leaves."""
+    """Zeros to begin sums with, which within ``shard_map`` vary over devices like leaves."""
     axes = set().union(*(varying_axes(jax.typeof(x)) for x in leaves))
-    return vary(jnp.zeros([], jnp.float32), axes)
+    return vary(jnp.zeros([3], scalar_dtype(leaves)), axes)
 
 
 def _norm(grads: list[Any], carried: list[Carried]) -> Array:
     """The norm of all gradients, from those of other leaves and the sums of squares of layers."""
-    return jnp.sqrt(sum((total for *_, total in carried), cast(norm_sq(grads), jnp.float32)))
+    return norm_of_parts(sum((last.squares for last in carried), sums_for_norm(grads)))
 
 
 def _apart(

@@ -188,13 +188,20 @@ def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
     return {at: known[v] for at, v in enumerate(eqn.invars) if is_in(v, known)}
 
 
-def _lookups(jaxpr: Any, known: Known, other_uses: dict[int, str]) -> list[_Lookup]:
-    """The look-ups in `jaxpr`, in order; `other_uses` collects other uses of parameters.
+def _lookups(
+    jaxpr: Any, known: dict[Var, _Parameter | None], other_uses: dict[int, str]
+) -> list[_Lookup]:
+    """The look-ups in `jaxpr`, in order.
 
     This is not a lattice of :mod:`gradtx.programs.dataflow`: it enters what `_run` rewrites, in the
     order in which `_run` does.
+
+    Args:
+        jaxpr: the program.
+        known: what is known of its inputs, to which what follows from that is added.
+        other_uses: collects other uses of parameters.
     """
-    known, lookups = dict(known), []
+    lookups = []
 
     def use(by: str, inputs: Iterable[_Parameter | None]) -> None:
         other_uses.update(
@@ -222,6 +229,8 @@ def _lookups(jaxpr: Any, known: Known, other_uses: dict[int, str]) -> list[_Look
                 call.jaxpr.invars[at]: p if at < call.passed else None
                 for at, p in parameters.items()
             }
+            if eqn.primitive is scan_p:
+                inner |= _carried(eqn, call.jaxpr, inner)
             lookups += [
                 lookup._replace(lead=(*call.lead, *lookup.lead))
                 for lookup in _lookups(call.jaxpr, inner, other_uses)
@@ -232,6 +241,21 @@ def _lookups(jaxpr: Any, known: Known, other_uses: dict[int, str]) -> list[_Look
         known |= dict.fromkeys(eqn.outvars, cast_parameter)
     use("return", [known[v] for v in jaxpr.outvars if is_in(v, known)])
     return lookups
+
+
+def _carried(eqn: Any, body: Any, known: Known) -> dict[Var, None]:
+    """The carries of a scan that are computed from parameters in some turn."""
+    consts, carries = scan_sizes(eqn)
+    pairs = list(zip(body.invars[consts:], body.outvars[:carries], strict=False))
+    found: dict[Var, None] = {}
+    while True:
+        begun = {**known, **found}
+        after = dict(begun)
+        _lookups(body, after, {})
+        new = {before: None for before, v in pairs if is_in(v, after) and before not in begun}
+        if not new:
+            return found
+        found |= new
 
 
 def _is_cast(eqn: Any, parameters: Mapping[int, _Parameter | None]) -> bool:
@@ -246,7 +270,9 @@ def _refuse_within(eqn: Any, parameters: Mapping[int, _Parameter | None]) -> Non
     for jaxpr in inner_jaxprs(eqn):
         # The operands of a branch, a loop or a shard come last among the inputs.
         before = len(eqn.invars) - len(jaxpr.invars)
-        inner = {jaxpr.invars[at - before]: p for at, p in parameters.items() if at >= before}
+        inner: dict[Var, _Parameter | None] = {
+            jaxpr.invars[at - before]: p for at, p in parameters.items() if at >= before
+        }
         for lookup in _lookups(jaxpr, inner, {}):
             raise ValueError(
                 f"sparse.take of {lookup.table.path!r} inside {eqn.primitive.name!r} cannot be "
@@ -289,7 +315,7 @@ def _run_call(
 ) -> tuple[list[Any], list[Array]]:
     if eqn.primitive is jit_p:
         return _run(call.program, inputs, tables, increments)
-    mine = list(itertools.islice(increments, len(_lookups(call.jaxpr, tables, {}))))
+    mine = list(itertools.islice(increments, len(_lookups(call.jaxpr, dict(tables), {}))))
     if eqn.primitive.name in _CHECKPOINT:
 
         @functools.partial(
@@ -329,7 +355,7 @@ class _Traced:
             _Parameter(i, path_string(path), leaf.dtype) for i, (path, leaf) in enumerate(keyed)
         ]
         other_uses: dict[int, str] = {}
-        known = dict(zip(self.inputs, parameters, strict=True))
+        known: dict[Var, _Parameter | None] = dict(zip(self.inputs, parameters, strict=True))
         lookups = _lookups(self.program.jaxpr, known, other_uses)
         for table in dict.fromkeys(lookup.table for lookup in lookups):
             if table.position in other_uses:

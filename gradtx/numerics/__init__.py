@@ -40,6 +40,7 @@ from gradtx.numerics.precision import (
     full as full,
     full_like as full_like,
     is_narrow as is_narrow,
+    mean_dtype as mean_dtype,
     moments as moments,
     own_copy as own_copy,
     precise as precise,
@@ -47,6 +48,7 @@ from gradtx.numerics.precision import (
     scalar_dtype as scalar_dtype,
     signed as signed,
     widen as widen,
+    zero_mean as zero_mean,
     zeros_like as zeros_like,
 )
 from gradtx.numerics.root import (

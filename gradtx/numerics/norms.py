@@ -210,8 +210,7 @@ def norm_of_sums(
         return _turns(first, end, over_again, short)
 
     def at_once(on: Chip) -> Array:
-        far = _far(jnp.float32)
-        return _of_three(*sums((None, 1 / far, far), *arrays, on=on))
+        return _of_three(*sums(_UNITS, *arrays, on=on))
 
     def as_it_is(on: Chip) -> Array:
         return _shortened(sums((None,), *arrays, on=on)[0])
@@ -221,6 +220,19 @@ def norm_of_sums(
         on_others = functools.partial(as_it_is if costly else at_once, "other")
         return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, default=on_others))
     return _in_parts(if_needed())
+
+
+def sums_in_units(sums: Callable[..., list[Array]], arrays: PyTree) -> Array:
+    """Three sums of squares of a part of all entries, to be added to those of other parts.
+
+    :func:`norm_in_units` makes the norm of their totals. `sums` is as in :func:`norm_of_sums`.
+    """
+    return jnp.stack(sums(_UNITS, *arrays))
+
+
+def norm_in_units(totals: Array) -> Norm:
+    """The norm from the totals of :func:`sums_in_units`, as a constant to differentiation."""
+    return _in_parts(_of_three(*jax.lax.stop_gradient(totals)))
 
 
 def _themselves(*arrays: Any) -> Any:
@@ -274,6 +286,9 @@ def _far(dtype: DType) -> float:
     """A power of two; times it, or its inverse, numbers have squares without over- or underflow."""
     return float(2.0 ** (5 * jnp.finfo(dtype).maxexp // 8))
 
+
+_UNITS = None, 1 / _far(jnp.float32), _far(jnp.float32)
+"""The scales of the three sums: plain, for norms that are too large, for those too small."""
 
 # Times this factor the norm of 2**32 finite numbers is finite. It is a single array then, so that a
 # branch needs no memory for two.

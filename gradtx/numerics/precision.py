@@ -51,6 +51,16 @@ def accumulator_dtype(x: Array, dtype: DType | None = None) -> DType:
     return jnp.dtype(dtype) if dtype is not None else real_dtype(compute_dtype(x.dtype))
 
 
+def mean_dtype(x: Array, dtype: DType) -> DType:
+    """The type of a mean or a sum of numbers like `x`: complex ones stay complex if it is real."""
+    return jnp.result_type(dtype, jnp.complex64) if jnp.iscomplexobj(x) else jnp.dtype(dtype)
+
+
+def zero_mean(x: Array, dtype: DType | None = None) -> Array:
+    """The slot in which a mean or a sum of gradients of `x` begins, in :func:`mean_dtype`."""
+    return zeros_like(x, None if dtype is None else mean_dtype(x, dtype))
+
+
 def moments(
     p: Array, mu_dtype: DType | None = None, nu_dtype: DType | None = None
 ) -> dict[str, Array]:
@@ -59,7 +69,7 @@ def moments(
     >>> {k: str(x.dtype) for k, x in moments(jnp.ones(2, jnp.bfloat16)).items()}
     {'mu': 'bfloat16', 'nu': 'float32'}
     """
-    return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p, nu_dtype))}
+    return {"mu": zero_mean(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p, nu_dtype))}
 
 
 def own_copy(p: Any, dtype: DType | None = None) -> Array:

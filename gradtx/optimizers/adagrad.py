@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from gradtx.checks import LearningRate, NonNegative
+from gradtx.checks import InitialNonNegative, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
@@ -20,7 +20,7 @@ class ScaleByRssState(NamedTuple):
 
 @transformation(update_size="adam")
 def scale_by_rss(
-    initial_accumulator_value: NonNegative = 0.1,
+    initial_accumulator_value: InitialNonNegative = 0.1,
     eps: NonNegative = 1e-7,
     *,
     eps_in_sqrt: bool = True,
@@ -62,7 +62,7 @@ def scale_by_rss(
 @optimizer(update_size="adam")
 def adagrad(
     learning_rate: LearningRate,
-    initial_accumulator_value: NonNegative = 0.1,
+    initial_accumulator_value: InitialNonNegative = 0.1,
     eps: NonNegative = 1e-7,
     *,
     lr_decay: NonNegative = 0.0,

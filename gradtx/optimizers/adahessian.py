@@ -15,7 +15,7 @@ from gradtx.core.pair import (
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import leafwise
 from gradtx.leaves.paths import Where, leaves_with_path
-from gradtx.numerics import Step, accumulator_dtype, debias, ema, widen, zeros_like
+from gradtx.numerics import Step, accumulator_dtype, debias, ema, widen, zero_mean
 from gradtx.transforms.decay import descent
 from gradtx.transforms.hessian import asked, chosen_estimator
 from gradtx.types import (
@@ -111,7 +111,7 @@ def scale_by_adahessian(
 
     def slots(p: Array) -> dict[str, Array]:
         shape = [1 if axis in window(p) else n for axis, n in enumerate(p.shape)]
-        return {"mu": zeros_like(p, mu_dtype), "nu": jnp.zeros(shape, accumulator_dtype(p))}
+        return {"mu": zero_mean(p, mu_dtype), "nu": jnp.zeros(shape, accumulator_dtype(p))}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)

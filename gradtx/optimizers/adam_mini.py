@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.leaves.paths import Where
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, divide, ema, root, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, divide, ema, root, zero_mean
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, DType
@@ -65,7 +65,7 @@ def scale_by_adam_mini(
     def slots(p: Array) -> dict[str, Array]:
         axes = averaged(p)
         shape = [1 if axis in axes else n for axis, n in enumerate(p.shape)]
-        return {"mu": zeros_like(p, mu_dtype), "nu": jnp.zeros(shape, accumulator_dtype(p))}
+        return {"mu": zero_mean(p, mu_dtype), "nu": jnp.zeros(shape, accumulator_dtype(p))}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)

@@ -10,7 +10,7 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.leaves.paths import Where
 from gradtx.linalg.linear_algebra import with_root_mean_square
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, root, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, root, zero_mean
 from gradtx.optimizers.beside_adamw import beside_adamw, longer_side
 from gradtx.transforms.orthogonal import STANDARD, check_dtype, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType, Slots
@@ -74,7 +74,7 @@ def scale_by_adamuon(
     check_dtype("scale_by_adamuon", ns_dtype)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def one_for_each_entry(matrices: Matrices, p: Array) -> Array:
         return jnp.zeros(matrices.sizes, accumulator_dtype(p))

@@ -18,6 +18,7 @@ from gradtx.numerics import (
     compute_dtype,
     debias,
     ema,
+    zero_mean,
     zeros_like,
 )
 from gradtx.transforms.decay import descent
@@ -79,8 +80,8 @@ def scale_by_ademamix(
 
     def slots(p: Array) -> dict[str, Array]:
         return {
-            "m1": zeros_like(p, mu_dtype),
-            "m2": zeros_like(p, compute_dtype(p.dtype) if mu_dtype is None else mu_dtype),
+            "m1": zero_mean(p, mu_dtype),
+            "m2": zero_mean(p, compute_dtype(p.dtype) if mu_dtype is None else mu_dtype),
             "nu": zeros_like(p, accumulator_dtype(p)),
         }
 

@@ -9,7 +9,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zero_mean, zeros_like
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 
@@ -78,7 +78,7 @@ def scale_by_amsgrad(
     def slots(p: Array) -> dict[str, Array]:
         dtype = accumulator_dtype(p)
         return {
-            "mu": zeros_like(p, mu_dtype),
+            "mu": zero_mean(p, mu_dtype),
             "nu": zeros_like(p, dtype),
             "nu_max": zeros_like(p, dtype),
         }

@@ -17,7 +17,7 @@ from gradtx.numerics import (
     inverse_root,
     plain_rms,
     shrink_factor,
-    zeros_like,
+    zero_mean,
 )
 from gradtx.numerics.compiler_hints import planned, recompute
 from gradtx.optimizers.adafactor import (
@@ -172,7 +172,7 @@ def scale_by_came(
         row, col, full = factored_shapes(p.shape, factored_dims(p.shape, 1, last=True))
         dtype = accumulator_dtype(p)
         return {
-            "mu": zeros_like(p, mu_dtype),
+            "mu": zero_mean(p, mu_dtype),
             "v_row": jnp.zeros(row, dtype),
             "v_col": jnp.zeros(col, dtype),
             "v": jnp.zeros(full, dtype),

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Positive
+from gradtx.checks import InitialNonNegative, NonNegative, Positive
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
@@ -37,7 +37,9 @@ class COCOBState(NamedTuple):
 
 
 @transformation
-def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> GradientTransformation:
+def scale_by_cocob(
+    alpha: Positive = 100.0, eps: InitialNonNegative = 1e-8
+) -> GradientTransformation:
     r"""Continuous coin betting: each entry bets part of its winnings on its next gradient.
 
     .. math::
@@ -46,8 +48,8 @@ def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> Gradient
         u_t &= \theta_0 - \theta_{t-1} + \frac{C_t}{L_t \max(G_t + L_t, \alpha L_t)} (L_t + R_t)
 
     Args:
-        alpha: :math:`\alpha > 0`; this and the next: a number, an array, or a schedule. The first
-            steps move an entry by about :math:`1 / \alpha`.
+        alpha: :math:`\alpha > 0`; a number, an array, or a schedule. The first steps move an entry
+            by about :math:`1 / \alpha`.
         eps: :math:`L_0 \ge 0`. With 0 an entry rests until its first gradient.
 
     The update is the step itself, sign included: no learning rate follows.
@@ -104,7 +106,7 @@ def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> Gradient
 def cocob(
     learning_rate: NonNegative = 1.0,
     alpha: Positive = 100.0,
-    eps: NonNegative = 1e-8,
+    eps: InitialNonNegative = 1e-8,
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
 ) -> GradientTransformation:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.checks import Decay, NonNegative, Positive
+from gradtx.checks import Decay, InitialPositive, NonNegative
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.tree import treewise
 from gradtx.numerics import (
@@ -105,7 +105,7 @@ def dadapt_adamw(
     learning_rate: NonNegative = 1.0,
     betas: tuple[Decay, Decay] = (0.9, 0.999),
     eps: NonNegative = 1e-8,
-    estim_lr0: Positive = 1e-6,
+    estim_lr0: InitialPositive = 1e-6,
     weight_decay: NonNegative = 0.0,
     *,
     bias_correction: bool = True,

@@ -13,7 +13,7 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import MatrixDimensions, matrixwise, one_for_each_column
 from gradtx.leaves.paths import Where
 from gradtx.linalg.linear_algebra import with_root_mean_square
-from gradtx.numerics import Step, abs_sq, ema, root, zeros_like
+from gradtx.numerics import Step, abs_sq, ema, root, zero_mean
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_shape
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
@@ -114,7 +114,7 @@ def scale_by_dion2(
 
     return matrixwise(
         Dion2State,
-        lambda p: {"mu": zeros_like(p, mu_dtype)},
+        lambda p: {"mu": zero_mean(p, mu_dtype)},
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
     )
@@ -187,7 +187,7 @@ def scale_by_dion3(
 
     return matrixwise(
         Dion3State,
-        lambda p: {"mu": zeros_like(p, mu_dtype)},
+        lambda p: {"mu": zero_mean(p, mu_dtype)},
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
         factors={"v": one_for_each_column},

@@ -15,7 +15,7 @@ from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.leaves.paths import Where
 from gradtx.linalg.decompositions import orthonormal
-from gradtx.numerics import Step, accumulator_dtype, divide, norm, precise, zeros_like
+from gradtx.numerics import Step, accumulator_dtype, divide, norm, precise, zero_mean
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_shape
 from gradtx.types import Array, DimensionNumbers, DType, Slots
@@ -87,7 +87,7 @@ def of_low_rank(
 
     return matrixwise(
         DionState,
-        lambda p: {"mu": zeros_like(p, mu_dtype)},
+        lambda p: {"mu": zero_mean(p, mu_dtype)},
         rule,
         MatrixDimensions(numbers, MuonDimensionNumbers),
         factors={"q": first},

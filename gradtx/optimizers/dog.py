@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.checks import NonNegative, Number, Positive, check
+from gradtx.checks import InitialNonNegative, NonNegative, Number, Positive, check
 from gradtx.composition.chain import chain, identity
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
@@ -182,7 +182,7 @@ def dog(
 
 @transformation
 def scale_by_dowg(
-    init_estim_sq_dist: NonNegative | None = None, eps: NonNegative = 1e-4
+    init_estim_sq_dist: InitialNonNegative | None = None, eps: NonNegative = 1e-4
 ) -> GradientTransformation:
     r"""Scale by the squared distance from the start over the root of gradients weighted by it.
 
@@ -228,7 +228,7 @@ def scale_by_dowg(
 @optimizer
 def dowg(
     learning_rate: NonNegative = 1.0,
-    init_estim_sq_dist: NonNegative | None = None,
+    init_estim_sq_dist: InitialNonNegative | None = None,
     eps: NonNegative = 1e-4,
     weight_decay: NonNegative | None = None,
     mask: Where | None = None,
@@ -269,7 +269,7 @@ def dowg(
 
 @transformation
 def scale_by_distance_over_gradients(
-    reps_rel: NonNegative = 1e-6,
+    reps_rel: InitialNonNegative = 1e-6,
     eps: NonNegative = 1e-8,
     param_dtype: DType = jnp.float32,
     global_scale: Number = 1.0,

@@ -10,7 +10,15 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
 from gradtx.leaves.paths import Where
 from gradtx.linalg.linear_algebra import frobenius_norm, right_singular_vectors
-from gradtx.numerics import Step, accumulator_dtype, compute_dtype, divide, moments, precise
+from gradtx.numerics import (
+    Step,
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    mean_dtype,
+    moments,
+    precise,
+)
 from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import adam_of, finite_or
 from gradtx.transforms.decay import descent
@@ -40,7 +48,7 @@ def of_low_rank(rank: int, mu_dtype: Any) -> dict[str, FactorFn]:
         return count, max(sides), min(rank, *sides)
 
     def mu(matrices: Matrices, p: Array) -> Array:
-        return jnp.zeros(shape(matrices), mu_dtype or p.dtype)
+        return jnp.zeros(shape(matrices), p.dtype if mu_dtype is None else mean_dtype(p, mu_dtype))
 
     def nu(matrices: Matrices, p: Array) -> Array:
         return jnp.zeros(shape(matrices), accumulator_dtype(p))

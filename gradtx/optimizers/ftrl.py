@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.checks import NonNegative, Positive
+from gradtx.checks import InitialNonNegative, NonNegative, Positive
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import (
@@ -33,7 +33,7 @@ class FtrlState(NamedTuple):
 def ftrl(
     learning_rate: Positive,
     learning_rate_power: float = -0.5,
-    initial_accumulator_value: NonNegative = 0.1,
+    initial_accumulator_value: InitialNonNegative = 0.1,
     l1_regularization_strength: NonNegative = 0.0,
     l2_regularization_strength: NonNegative = 0.0,
     l2_shrinkage_regularization_strength: NonNegative = 0.0,

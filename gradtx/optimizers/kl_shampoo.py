@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative, Positive, PositiveCount, PositiveInt
+from gradtx.checks import Decay, InitialPositive, NonNegative, Positive, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import (
@@ -16,7 +16,16 @@ from gradtx.engine.matrices import (
 from gradtx.leaves.paths import Where
 from gradtx.linalg.eigenbasis import Basis, check_basis
 from gradtx.linalg.products import product
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, full, moments, zeros_like
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    ema,
+    full,
+    moments,
+    zero_mean,
+    zeros_like,
+)
 from gradtx.optimizers.soap import adam_of, gram, in_eigenbases, squares
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
@@ -97,7 +106,7 @@ def scale_by_kl_shampoo(
     eps: NonNegative = 1e-8,
     precondition_frequency: PositiveCount = 10,
     max_precond_dim: PositiveInt = 10_000,
-    initial_eigenvalue: Positive = 0.1,
+    initial_eigenvalue: InitialPositive = 0.1,
     max_inverse_root: Positive = 4000.0,
     *,
     staggered: bool = False,
@@ -156,7 +165,7 @@ def scale_by_kl_shampoo(
     check_basis("scale_by_kl_shampoo", basis)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def direction(low: Array, s: Any, t: Step) -> Any:
         mu = ema(low, s.mu, b1)
@@ -191,7 +200,7 @@ def kl_shampoo(
     mask: Where | None = None,
     precondition_frequency: PositiveCount = 10,
     max_precond_dim: PositiveInt = 10_000,
-    initial_eigenvalue: Positive = 0.1,
+    initial_eigenvalue: InitialPositive = 0.1,
     max_inverse_root: Positive = 4000.0,
     *,
     staggered: bool = False,
@@ -268,7 +277,7 @@ def scale_by_kl_soap(
     eps: NonNegative = 1e-8,
     precondition_frequency: PositiveCount = 10,
     max_precond_dim: PositiveInt = 10_000,
-    initial_eigenvalue: Positive = 0.1,
+    initial_eigenvalue: InitialPositive = 0.1,
     max_inverse_root: Positive = 4000.0,
     *,
     bias_correction: bool = True,
@@ -345,7 +354,7 @@ def kl_soap(
     mask: Where | None = None,
     precondition_frequency: PositiveCount = 10,
     max_precond_dim: PositiveInt = 10_000,
-    initial_eigenvalue: Positive = 0.1,
+    initial_eigenvalue: InitialPositive = 0.1,
     max_inverse_root: Positive = 4000.0,
     *,
     bias_correction: bool = True,

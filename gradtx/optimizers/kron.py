@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from gradtx.checks import (
     Decay,
     Fraction,
+    InitialPositive,
     Limit,
     NonNegative,
     NonNegativeInt,
-    Positive,
     check_choice,
 )
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
@@ -33,7 +33,7 @@ from gradtx.numerics import (
     full_like,
     plain_rms,
     precise,
-    zeros_like,
+    zero_mean,
 )
 from gradtx.numerics.control import branch, repeat_while
 from gradtx.schedules.decay import exponential_decay
@@ -280,7 +280,7 @@ def scale_by_kron(
     preconditioner_update_probability: Fraction | None = None,
     max_size_triangular: NonNegativeInt = 8192,
     preconditioner_lr: NonNegative = 0.1,
-    preconditioner_init_scale: Positive = 1.0,
+    preconditioner_init_scale: InitialPositive = 1.0,
     damping: NonNegative = 2.0**-11.5,
     max_rms: Limit = 1.1,
     *,
@@ -387,7 +387,7 @@ def scale_by_kron(
     options = _KronOptions(b1, often, preconditioner_lr, damping, max_rms, geometry)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         u, mu, (left, right) = _whitened(g, s, t, (s.left, s.right), options)
@@ -426,7 +426,7 @@ def kron(
     preconditioner_update_probability: Fraction | None = None,
     max_size_triangular: NonNegativeInt = 8192,
     preconditioner_lr: NonNegative = 0.1,
-    preconditioner_init_scale: Positive = 1.0,
+    preconditioner_init_scale: InitialPositive = 1.0,
     damping: NonNegative = 2.0**-11.5,
     max_rms: Limit = 1.1,
     *,

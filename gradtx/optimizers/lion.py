@@ -9,7 +9,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative, check_choice
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import Where
-from gradtx.numerics import ema, zeros_like
+from gradtx.numerics import ema, zero_mean
 from gradtx.numerics.compiler_hints import planned
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DType, Slots
@@ -75,7 +75,7 @@ def scale_by_lion(
     invertible = isinstance(b2, float) and b2 >= 0.5
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def rule(g: Array, s: Any, t: Any) -> Any:
         return shapes[mode](ema(g, s.mu, b1)), {"mu": ema(g, s.mu, b2)}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import numerics, tree
-from gradtx.checks import Decay, NonNegative, Number
+from gradtx.checks import Decay, InitialNumber, NonNegative
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.tree import treewise
 from gradtx.numerics import (
@@ -130,7 +130,7 @@ class _MomoOptions(NamedTuple):
 def momo(
     learning_rate: NonNegative = 1.0,
     beta: Decay = 0.9,
-    lower_bound: Number = 0.0,
+    lower_bound: InitialNumber = 0.0,
     weight_decay: NonNegative = 0.0,
     adapt_lower_bound: bool = False,
 ) -> GradientTransformation:
@@ -150,9 +150,8 @@ def momo(
     Args:
         learning_rate: :math:`\alpha_t \ge 0`, the largest step; a number, an array, or a schedule.
         beta: the decay of the averages, in :math:`[0, 1)`.
-        lower_bound: :math:`f^\star`, a lower bound of the loss; this and the next: a number, an
-            array, or a schedule.
-        weight_decay: :math:`w \ge 0`.
+        lower_bound: :math:`f^\star`, a lower bound of the loss; a number or an array.
+        weight_decay: :math:`w \ge 0`; a number, an array, or a schedule.
         adapt_lower_bound: estimate the bound along the way, from `lower_bound` upwards.
 
     ``update`` needs the parameters and the extra argument ``value``, the loss. The update is the
@@ -211,7 +210,7 @@ def momo_adam(
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
-    lower_bound: Number = 0.0,
+    lower_bound: InitialNumber = 0.0,
     weight_decay: NonNegative = 0.0,
     adapt_lower_bound: bool = False,
 ) -> GradientTransformation:

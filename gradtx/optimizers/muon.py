@@ -16,7 +16,7 @@ from gradtx.core.pair import (
 )
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, matrixwise
 from gradtx.leaves.paths import Where, leaves_with_path
-from gradtx.numerics import Step, cast, debias, ema, nesterov_mean, widen, zeros_like
+from gradtx.numerics import Step, cast, debias, ema, nesterov_mean, widen, zero_mean
 from gradtx.optimizers.adam import adamw
 from gradtx.transforms.decay import add_cautious_decayed_weights, add_decayed_weights
 from gradtx.transforms.orthogonal import (
@@ -124,7 +124,7 @@ def scale_by_muon(
     check_dtype("scale_by_muon", ns_dtype)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def momentum(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, beta)

@@ -24,6 +24,7 @@ from gradtx.numerics import (
     divide,
     ema,
     moments,
+    zero_mean,
     zeros_like,
 )
 from gradtx.optimizers.beside_adamw import beside_adamw
@@ -144,7 +145,7 @@ def scale_by_muon2(
     if factored:
         return matrixwise(
             FactoredMuon2State,
-            lambda p: {"mu": zeros_like(p, mu_dtype)},
+            lambda p: {"mu": zero_mean(p, mu_dtype)},
             factored_rule,
             dimensions,
             factors={"v_row": one_for_each_row, "v_col": one_for_each_column},

@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from gradtx.checks import Decay, NonNegative, Positive, PositiveCount, PositiveInt
+from gradtx.checks import (
+    Decay,
+    InitialNonNegative,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    PositiveInt,
+)
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer
 from gradtx.leaves.paths import Where
@@ -25,7 +32,7 @@ def newton_muon(
     mask: Where | None = None,
     *,
     eps: NonNegative = 1e-8,
-    initial: NonNegative = 1e-3,
+    initial: InitialNonNegative = 1e-3,
     every: PositiveCount = 32,
     block_size: PositiveInt | None = None,
     nesterov: bool = True,

@@ -10,7 +10,7 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import MatrixDimensions, matrixwise, one_for_each_column
 from gradtx.leaves.paths import Where
 from gradtx.linalg.linear_algebra import with_root_mean_square
-from gradtx.numerics import Step, abs_sq, ema, root, zeros_like
+from gradtx.numerics import Step, abs_sq, ema, root, zero_mean
 from gradtx.optimizers.beside_adamw import beside_adamw, longer_side
 from gradtx.transforms.orthogonal import STANDARD, check_dtype, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType, Slots
@@ -79,7 +79,7 @@ def scale_by_normuon(
     check_dtype("scale_by_normuon", ns_dtype)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def momentum(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)

@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, accumulator_dtype, ema, root, sum_sq, zeros_like
+from gradtx.numerics import Step, accumulator_dtype, ema, root, sum_sq, zero_mean
 from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
@@ -68,7 +68,7 @@ def scale_by_novograd(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": jnp.zeros([], accumulator_dtype(p))}
+        return {"mu": zero_mean(p, mu_dtype), "nu": jnp.zeros([], accumulator_dtype(p))}
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
         square = sum_sq(g)

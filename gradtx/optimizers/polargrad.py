@@ -9,7 +9,7 @@ from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
 from gradtx.leaves.paths import Where
-from gradtx.numerics import Step, ema, zeros_like
+from gradtx.numerics import Step, ema, zero_mean
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
@@ -68,7 +68,7 @@ def scale_by_polargrad(
     check_dtype("scale_by_polargrad", ns_dtype)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def momentum(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, decay)

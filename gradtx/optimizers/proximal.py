@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from gradtx.checks import NonNegative, Positive
+from gradtx.checks import InitialNonNegative, InitialPositive, NonNegative
 from gradtx.composition.nearest import Nearest
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
@@ -75,7 +75,7 @@ def proximal_gradient_descent(
 @transformation
 def proximal_adagrad(
     learning_rate: NonNegative,
-    initial_accumulator_value: Positive = 0.1,
+    initial_accumulator_value: InitialPositive = 0.1,
     l1_regularization_strength: NonNegative = 0.0,
     l2_regularization_strength: NonNegative = 0.0,
 ) -> GradientTransformation:
@@ -132,7 +132,7 @@ class AdagradDaState(NamedTuple):
 @transformation
 def adagrad_da(
     learning_rate: NonNegative,
-    initial_accumulator_value: NonNegative = 0.1,
+    initial_accumulator_value: InitialNonNegative = 0.1,
     l1_regularization_strength: NonNegative = 0.0,
     l2_regularization_strength: NonNegative = 0.0,
 ) -> GradientTransformation:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, Fraction, Limit, NonNegative, Positive, PositiveInt
+from gradtx.checks import Decay, Fraction, InitialPositive, Limit, NonNegative, PositiveInt
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.tree import treewise
 from gradtx.leaves.paths import Where
@@ -20,7 +20,7 @@ from gradtx.numerics import (
     ema,
     precise,
     root,
-    zeros_like,
+    zero_mean,
 )
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.transforms.decay import descent
@@ -250,7 +250,7 @@ def scale_by_psgd_lra(
     rank: PositiveInt = 10,
     preconditioner_update_probability: Fraction = 1.0,
     preconditioner_lr: NonNegative = 0.1,
-    preconditioner_init_scale: Positive | None = None,
+    preconditioner_init_scale: InitialPositive | None = None,
     norm_decay: Decay = 0.9,
     damping: NonNegative = 1e-9,
     max_rms: Limit = 2.0,
@@ -334,7 +334,7 @@ def scale_by_psgd_lra(
 
     def slots(p: Array) -> dict[str, Array]:
         return {
-            "mu": zeros_like(p, mu_dtype),
+            "mu": zero_mean(p, mu_dtype),
             "columns": jnp.zeros((2, rank, *p.shape), compute_dtype(p.dtype)),
             "diagonal": jnp.ones_like(p, accumulator_dtype(p)),
         }
@@ -383,7 +383,7 @@ def psgd_lra(
     rank: PositiveInt = 10,
     preconditioner_update_probability: Fraction = 1.0,
     preconditioner_lr: NonNegative = 0.1,
-    preconditioner_init_scale: Positive | None = None,
+    preconditioner_init_scale: InitialPositive | None = None,
     norm_decay: Decay = 0.9,
     damping: NonNegative = 1e-9,
     max_rms: Limit = 2.0,

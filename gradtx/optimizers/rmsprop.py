@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
+from gradtx.checks import Decay, Fraction, InitialNonNegative, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
@@ -61,7 +61,7 @@ def _root(square: Array, eps: Any, eps_in_sqrt: bool) -> Array:
 def scale_by_rms(
     decay: Decay = 0.9,
     eps: NonNegative = 1e-8,
-    initial_scale: NonNegative = 0.0,
+    initial_scale: InitialNonNegative = 0.0,
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
@@ -101,7 +101,7 @@ def scale_by_rms(
 def scale_by_stddev(
     decay: Decay = 0.9,
     eps: NonNegative = 1e-8,
-    initial_scale: NonNegative = 0.0,
+    initial_scale: InitialNonNegative = 0.0,
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
@@ -154,7 +154,7 @@ def rmsprop(
     learning_rate: LearningRate,
     decay: Decay = 0.9,
     eps: NonNegative = 1e-8,
-    initial_scale: NonNegative = 0.0,
+    initial_scale: InitialNonNegative = 0.0,
     eps_in_sqrt: bool = True,
     centered: bool = False,
     momentum: Fraction | None = None,

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from gradtx.checks import Decay, LearningRate, NonNegative
+from gradtx.checks import Decay, InitialNonNegative, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import rowwise
@@ -18,6 +18,7 @@ from gradtx.numerics import (
     one_per_row,
     root,
     row_mean,
+    zero_mean,
     zeros_like,
 )
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -32,7 +33,7 @@ class ScaleByRowwiseRssState(NamedTuple):
 
 @transformation
 def scale_by_rowwise_rss(
-    initial_accumulator_value: NonNegative = 0.0, eps: NonNegative = 1e-8
+    initial_accumulator_value: InitialNonNegative = 0.0, eps: NonNegative = 1e-8
 ) -> GradientTransformation:
     r"""Divide each row by the root of the sum of its mean squared gradients.
 
@@ -72,7 +73,7 @@ def scale_by_rowwise_rss(
 @optimizer
 def rowwise_adagrad(
     learning_rate: LearningRate,
-    initial_accumulator_value: NonNegative = 0.0,
+    initial_accumulator_value: InitialNonNegative = 0.0,
     eps: NonNegative = 1e-8,
 ) -> GradientTransformation:
     r"""Row-wise Adagrad: one sum of squares for each row of a table.
@@ -142,7 +143,7 @@ def scale_by_rowwise_adam(
 
     def slots(p: Array) -> dict[str, Array]:
         nu = zeros_like(one_per_row(p), accumulator_dtype(p))
-        return {"mu": zeros_like(p, mu_dtype), "nu": nu}
+        return {"mu": zero_mean(p, mu_dtype), "nu": nu}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Positive, check_constant
+from gradtx.checks import InitialNonNegative, NonNegative, Positive
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
@@ -22,7 +22,7 @@ class ScaleByRpropState(NamedTuple):
 
 @transformation
 def scale_by_rprop(
-    learning_rate: NonNegative,
+    learning_rate: InitialNonNegative,
     eta_minus: Positive = 0.5,
     eta_plus: Positive = 1.2,
     min_step_size: NonNegative = 1e-6,
@@ -92,7 +92,7 @@ def scale_by_rprop(
 
 @optimizer
 def rprop(
-    learning_rate: NonNegative,
+    learning_rate: InitialNonNegative,
     eta_minus: Positive = 0.5,
     eta_plus: Positive = 1.2,
     min_step_size: NonNegative = 1e-6,
@@ -131,7 +131,6 @@ def rprop(
     >>> bool(jnp.allclose(params, 1, atol=1e-2))
     True
     """
-    check_constant("rprop", {"learning_rate": learning_rate})
     return chain(
         scale_by_rprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size),
         scale(-1.0),

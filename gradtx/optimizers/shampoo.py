@@ -26,6 +26,7 @@ from gradtx.numerics import (
     ema,
     full,
     precise,
+    zero_mean,
     zeros_like,
 )
 from gradtx.numerics.control import branch
@@ -188,7 +189,7 @@ def scale_by_shampoo(
     with_nu = grafting == "adam"
 
     def momentum(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def squares(p: Array) -> dict[str, Array]:
         return {"nu": zeros_like(p, accumulator_dtype(p))}

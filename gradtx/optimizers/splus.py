@@ -11,7 +11,7 @@ from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
 from gradtx.leaves.paths import Where
 from gradtx.linalg.linear_algebra import eigenbasis, identity_like, rotated, rotated_back
-from gradtx.numerics import Step, ema, precise, zeros_like
+from gradtx.numerics import Step, ema, precise, zero_mean
 from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import finite_or, gram, squares
 from gradtx.transforms.decay import add_decayed_weights
@@ -103,7 +103,7 @@ def scale_by_splus(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     @precise
     def rule(g: Array, s: Any, t: Step) -> Any:

@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import Where
-from gradtx.numerics import ema, zeros_like
+from gradtx.numerics import ema, zero_mean
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, DType, Slots
 
@@ -42,7 +42,7 @@ def scale_by_tiger(b1: Decay = 0.965, mu_dtype: DType | None = None) -> Gradient
         mu = ema(g, s.mu, b1)
         return jnp.sign(mu), {"mu": mu}
 
-    return elementwise(ScaleByTigerState, lambda p: {"mu": zeros_like(p, mu_dtype)}, rule)
+    return elementwise(ScaleByTigerState, lambda p: {"mu": zero_mean(p, mu_dtype)}, rule)
 
 
 @optimizer(update_size="adam")

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, LearningRate, NonNegative, Number
+from gradtx.checks import Decay, InitialNonNegative, InitialNumber, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
@@ -20,9 +20,9 @@ def scale_by_yogi(
     b2: Decay = 0.999,
     eps: NonNegative = 1e-3,
     eps_root: NonNegative = 0.0,
-    initial_accumulator_value: NonNegative = 1e-6,
+    initial_accumulator_value: InitialNonNegative = 1e-6,
     *,
-    initial_mean: Number | None = None,
+    initial_mean: InitialNumber | None = None,
     bias_correction: bool = True,
 ) -> GradientTransformation:
     r"""Adam whose second moment moves by a fraction of the squared gradient, not of the difference.
@@ -77,8 +77,8 @@ def yogi(
     b2: Decay = 0.999,
     eps: NonNegative = 1e-3,
     *,
-    initial_accumulator_value: NonNegative = 1e-6,
-    initial_mean: Number | None = None,
+    initial_accumulator_value: InitialNonNegative = 1e-6,
+    initial_mean: InitialNumber | None = None,
     bias_correction: bool = True,
 ) -> GradientTransformation:
     r"""Yogi: Adam whose second moment moves by a fraction of the squared gradient.

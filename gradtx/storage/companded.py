@@ -56,6 +56,8 @@ class Companded(Format):
         a = within(over(y, scale), -1, 1)
         if signed:
             code = rounded(most * (2 * a / (1 + jnp.abs(a))), draws)
+            if draws is not None:  # most + 0.99... is rounded to a number that is no code
+                code = within(code, -most, most)
         else:
             code = within(rounded(most * a, draws), jnp.where(x > 0, 1.0, 0.0), most)
         codes = integer(code) + self._zero(signed)

@@ -16,8 +16,9 @@ from gradtx.types import Array, EmptyState, Params
 def keep_params_nonnegative() -> GradientTransformation:
     r"""Shorten updates that would make a parameter negative: :math:`u = \max(u, -\theta)`.
 
-    Put it last in a chain. A negative parameter moves to 0 or beyond. For other sets see
-    ``project``.
+    Put it last in a chain. A negative parameter moves to 0 or beyond. Updates in a shorter type
+    than the parameter's, such as bfloat16, are rounded to it, and may lead below 0 by that much.
+    For other sets see ``project``.
 
     Raises:
         ValueError: ``update`` is called without the parameters.

@@ -9,7 +9,7 @@ from gradtx.checks import Decay, NonNegative
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import is_leaf
-from gradtx.numerics import Step, cast, ema, widen, zeros_like
+from gradtx.numerics import Step, cast, ema, widen, zero_mean
 from gradtx.types import Array, DType, Params, Slots, TreeScalar
 
 
@@ -55,8 +55,10 @@ def ema_nesterov(
         decay: :math:`\gamma` in :math:`[0, 1)`.
         m_dtype: the type of `m`; the parameter's unless given.
 
-    State: `EmaNesterovState`. A step looks ahead by the value of the schedule at that step. The
-    authors' code holds a copy of `x`; this needs none.
+    State: `EmaNesterovState`. A step looks ahead by the value of the schedule at that step, one
+    number for all leaves: in a step in which the value changes, every leaf needs a gradient, and
+    every row of a table, or :func:`eval_params` is wrong there from then on. The authors' code
+    holds a copy of `x`; this needs none.
 
     Source: C.-Y. Yau et al., EMA-Nesterov: Stabilizing Nesterov's Lookahead for Accelerated Deep
     Learning Optimization, 2026, arXiv:2605.25395.
@@ -71,7 +73,7 @@ def ema_nesterov(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"m": zeros_like(p, m_dtype)}
+        return {"m": zero_mean(p, m_dtype)}
 
     def rule(u: Array, s: Any, t: Step) -> Any:
         m = ema(s.ahead * s.m + u, s.m, decay)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise, leafwise
-from gradtx.numerics import Step, compute_dtype, ema, zeros_like
+from gradtx.numerics import Step, compute_dtype, ema, zero_mean, zeros_like
 from gradtx.numerics.control import branch
 from gradtx.types import Array, Counter, DType, Slots
 
@@ -50,7 +50,7 @@ def grokfast_ema(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype)}
+        return {"mu": zero_mean(p, mu_dtype)}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         decay = t.once("grokfast", alpha, lambda: jnp.where(t.number == 1, 0, alpha))
@@ -118,7 +118,7 @@ def grokfast_ma(
         return {"window": window, "total": zeros_like(p, dtype)}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
-        at = t.once("at", 0, lambda: (t.number - 1) % window_size).astype(jnp.int32)
+        at = t.once("at", 0, lambda: (t.count - 1) % window_size)
         oldest = jax.lax.dynamic_index_in_dim(s.window, at, keepdims=False)
         window = jax.lax.dynamic_update_index_in_dim(s.window, g, at, 0)
         total = branch(

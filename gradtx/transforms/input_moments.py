@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 
-from gradtx.checks import Decay, NonNegative, Positive, PositiveCount, PositiveInt
+from gradtx.checks import (
+    Decay,
+    InitialNonNegative,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    PositiveInt,
+)
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.engine.lift import refused_rows
@@ -75,7 +82,7 @@ def scale_by_input_moments(
     decay: Decay = 0.95,
     ridge: Positive = 0.2,
     eps: NonNegative = 1e-8,
-    initial: NonNegative = 1e-3,
+    initial: InitialNonNegative = 1e-3,
     every: PositiveCount = 32,
     *,
     block_size: PositiveInt | None = None,

@@ -13,13 +13,6 @@ from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.types import Array, Counter, DType, Slots
 
 
-def slot_dtype(p: Array, dtype: DType | None) -> DType | None:
-    """The type of a mean of updates like `p`: complex ones stay complex if the type is real."""
-    if dtype is None or not jnp.iscomplexobj(p):
-        return dtype
-    return jnp.result_type(dtype, jnp.complex64)
-
-
 class TraceState(NamedTuple):
     """trace: like the parameters, in accumulator_dtype if given."""
 
@@ -70,7 +63,7 @@ def trace(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"trace": numerics.zeros_like(p, slot_dtype(p, accumulator_dtype))}
+        return {"trace": numerics.zero_mean(p, accumulator_dtype)}
 
     zero_gradient = ZeroGradient({"trace": decay}, lambda: decay)
     if dampening is None or numerics.is_zero(dampening):
@@ -125,7 +118,7 @@ def ema(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"ema": numerics.zeros_like(p, slot_dtype(p, accumulator_dtype))}
+        return {"ema": numerics.zero_mean(p, accumulator_dtype)}
 
     def rule(g: Array, s: Any, t: numerics.Step) -> Any:
         m = numerics.ema(g, s.ema, decay)

@@ -15,6 +15,7 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.declarations.scheduled import ScheduledState
 from gradtx.numerics import increment
 from gradtx.transforms.momentum import ema
 from gradtx.types import Counter, DType, InnerState, Params, PyTree, State, Updates
@@ -152,7 +153,8 @@ def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
         **extra: Any,
     ) -> tuple[PyTree, State]:
         out, state = tx.update(updates, state, params, **extra)
-        return getattr(state, "measurement", out), state
+        own = state.inner_state if isinstance(state, ScheduledState) else state
+        return getattr(own, "measurement", out), state
 
     def init(params: Params) -> State:
         states = tuple(tx.init(params) for tx in links.values())

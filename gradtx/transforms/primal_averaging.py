@@ -9,8 +9,7 @@ from gradtx.checks import Decay, Range
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.leaves.paths import is_leaf
-from gradtx.numerics import Step, cast, compute_dtype, own_copy, widen
-from gradtx.transforms.momentum import slot_dtype
+from gradtx.numerics import Step, cast, compute_dtype, mean_dtype, own_copy, widen
 from gradtx.types import Array, DType, Params, Slots, TreeScalar
 
 
@@ -73,7 +72,9 @@ def primal_averaging(
     copy of :math:`x` is kept; for constant numbers it is
     :math:`(1 - \mu_x)(z_t - y_t) + (1 - \mu_x \mu_y) u_t`.
 
-    State: `PrimalAveragingState`.
+    State: `PrimalAveragingState`. There is one :math:`\mu_y` for all leaves: in a step in which its
+    schedule changes, every leaf needs a gradient, and every row of a table, or :func:`eval_params`
+    is wrong there from then on.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -92,7 +93,7 @@ def primal_averaging(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        dtype = compute_dtype(p.dtype) if state_dtype is None else slot_dtype(p, state_dtype)
+        dtype = compute_dtype(p.dtype) if state_dtype is None else mean_dtype(p, state_dtype)
         return {"z": own_copy(p, dtype)}
 
     def rule(u: Array, s: Any, t: Step, y: Array) -> Any:

@@ -22,7 +22,8 @@ def shrink_params(l1: NonNegative = 0.0, l2: NonNegative = 0.0) -> GradientTrans
         l2: :math:`\tau_2 \ge 0`, learning rate included.
 
     Put it after the optimizer: ``chain(adam(lr), shrink_params(lr * strength))``. Under a schedule
-    of the learning rate use :func:`multiply_schedules`.
+    of the learning rate use :func:`multiply_schedules`. Updates in a shorter type than the
+    parameter's, such as bfloat16, are rounded to it, so that entries may stay a little off 0.
 
     State: none.
 

@@ -44,7 +44,8 @@ def per_example(max_norm: NonNegative | None = None) -> GradientTransformation:
         del params, extra_args
         if max_norm is not None:
             return clipped_mean(updates, max_norm)[0]
-        examples(updates)
-        return jax.tree.map(lambda x: cast(jnp.mean(widen(x), axis=0), x.dtype), updates)
+        leaves = examples(updates)
+        count = max(jnp.shape(leaves[0])[0], 1) if leaves else 1  # no example at all has the mean 0
+        return jax.tree.map(lambda x: cast(jnp.sum(widen(x), axis=0) / count, x.dtype), updates)
 
     return without_state(mean)

@@ -46,7 +46,7 @@ def update_moment_per_elem_norm(updates: PyTree, moments: TreeT, decay: Any, ord
         updates: the gradients.
         moments: the averages so far, in a tree like that of the updates.
         decay: :math:`\beta`.
-        order: the power.
+        order: the power. In Optax an odd power of a real number keeps its sign.
 
     >>> float(update_moment_per_elem_norm(jnp.complex64(3 + 4j), jnp.float32(1.0), 0.5, 2))
     13.0
@@ -54,7 +54,7 @@ def update_moment_per_elem_norm(updates: PyTree, moments: TreeT, decay: Any, ord
 
     def power(g: Any) -> Any:
         if jnp.isrealobj(g):
-            return g**order
+            return jnp.abs(g) ** order
         return abs_sq(g) ** (order // 2 if order % 2 == 0 else order / 2)
 
     return each(lambda g, m: (1 - decay) * power(g) + decay * m, updates, moments)

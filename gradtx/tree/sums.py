@@ -17,7 +17,9 @@ from gradtx.numerics.norms import (
     Again,
     Chip,
     Scales,
+    norm_in_units,
     norm_of_sums,
+    sums_in_units,
     sums_of_squares,
     with_derivative,
 )
@@ -38,7 +40,7 @@ def norm_sq(tree: PyTree) -> Array:
 
     It is infinite, or 0, where that is no number of the type: the norm is :func:`global_norm`.
     """
-    return _sums((None,), *entries(tree))[0]
+    return _sums((None,), *_numbers(tree))[0]
 
 
 def entries(tree: PyTree) -> list[Array]:
@@ -47,6 +49,15 @@ def entries(tree: PyTree) -> list[Array]:
         leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)
         for leaf in present_leaves(tree)
     ]
+
+
+def _numbers(tree: PyTree) -> list[Array]:
+    return list(map(_inexact, entries(tree)))
+
+
+def _inexact(x: Array) -> Array:
+    """`x`, or floats of integers, whose sums and squares would wrap around."""
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)
 
 
 def _sums(scales: Scales, *xs: Array, on: Chip | None = None) -> list[Array]:
@@ -103,12 +114,11 @@ def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = Fals
         again: how to compute a tree that is not stored once more.
         costly: as in :func:`gradtx.numerics.norm`.
     """
-    xs = entries(tree)
+    xs = _numbers(tree)
     if again is not None:
         of_tree, trees = again
-        again = (lambda *trees: entries(of_tree(*trees))), trees
-    parts = norm_of_sums(_sums, tuple(xs), again, costly)
-    return with_derivative(parts, [x for x in xs if jnp.issubdtype(x.dtype, jnp.inexact)])
+        again = (lambda *trees: _numbers(of_tree(*trees))), trees
+    return with_derivative(norm_of_sums(_sums, tuple(xs), again, costly), xs)
 
 
 def global_norm(updates: PyTree) -> Array:
@@ -128,6 +138,21 @@ def global_norm(updates: PyTree) -> Array:
     return norm_of_all(updates).number
 
 
+def sums_for_norm(tree: PyTree) -> Array:
+    """Three sums over a part of a tree, to be added to those of the other parts.
+
+    >>> parts = [jnp.array([3 * 2.0**100])], [jnp.array([4 * 2.0**100])]
+    >>> float(norm_of_parts(sum(map(sums_for_norm, parts)))) / 2**100
+    5.0
+    """
+    return sums_in_units(_sums, _numbers(tree))
+
+
+def norm_of_parts(totals: Array) -> Array:
+    """The norm of :func:`global_norm`, from the totals of :func:`sums_for_norm` of all parts."""
+    return norm_in_units(totals).number
+
+
 def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
     r"""The inner product :math:`\sum_i \bar x_i y_i` of all entries.
 
@@ -138,7 +163,8 @@ def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
     def of(x: Any, y: Any) -> Array:
         if jnp.shape(x) != jnp.shape(y):
             raise ValueError(f"the inner product of shapes {jnp.shape(x)} and {jnp.shape(y)}")
-        return jnp.sum(jnp.conj(widen(jnp.asarray(x))) * widen(jnp.asarray(y)))
+        x, y = (widen(_inexact(jnp.asarray(each))) for each in (x, y))
+        return jnp.sum(jnp.conj(x) * y)
 
     def on_leaf(x: Any, y: Any) -> Array:
         if isinstance(x, Rows):
@@ -161,7 +187,7 @@ def sum(tree: PyTree, associative_reduction: bool = False) -> Array:
         associative_reduction: whether to add the sums of leaves in pairs, which compiles faster for
             many leaves and rounds differently.
     """
-    sums = [jnp.sum(widen(dense(leaf))) for leaf in present_leaves(tree)]
+    sums = [jnp.sum(widen(x)) for x in _numbers(tree)]
     if associative_reduction and sums:
         return jax.tree.reduce_associative(operator.add, sums)
     return _total(sums)
@@ -199,9 +225,9 @@ def norm(tree: PyTree, ord: int | str | float | None = None, squared: bool = Fal
     if ord is None or ord == 2:
         return norm_sq(tree) if squared else global_norm(tree)
     if ord == 1:
-        result = _total([jnp.sum(jnp.abs(widen(dense(leaf)))) for leaf in present_leaves(tree)])
+        result = _total([jnp.sum(jnp.abs(widen(x))) for x in _numbers(tree)])
     elif ord in (jnp.inf, "inf", "infinity"):
-        result = max([jnp.abs(dense(leaf)) for leaf in present_leaves(tree)])
+        result = _extreme([jnp.abs(x) for x in _numbers(tree)], jnp.max, jnp.maximum, 0.0)
     else:
         raise ValueError(f"norm: ord must be 1, 2, inf or None, not {ord!r}")
     return jnp.square(result) if squared else result
@@ -234,13 +260,13 @@ def allclose(
 
 def all_finite(tree: PyTree) -> Array:
     """Whether no entry of a tree is NaN or infinite; integers count as finite."""
-    return jnp.all(jnp.array([mathematics.all_finite(x) for x in _inexact(tree)], bool))
+    return jnp.all(jnp.array([mathematics.all_finite(x) for x in _floats(tree)], bool))
 
 
 def any_nan(tree: PyTree) -> Array:
     """Whether an entry of a tree is NaN."""
-    return jnp.any(jnp.array([mathematics.any_nan(x) for x in _inexact(tree)], bool))
+    return jnp.any(jnp.array([mathematics.any_nan(x) for x in _floats(tree)], bool))
 
 
-def _inexact(tree: PyTree) -> list[Any]:
+def _floats(tree: PyTree) -> list[Array]:
     return [x for x in entries(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]

@@ -72,6 +72,15 @@ Count: TypeAlias = ScalarOrSchedule
 PositiveCount: TypeAlias = ScalarOrSchedule
 """An integer of at least 1, an array, or a schedule."""
 
+InitialNumber: TypeAlias = Scalar
+"""A finite number, or an array, that the initial state alone reads."""
+
+InitialNonNegative: TypeAlias = Scalar
+"""A number of at least 0, or an array, that the initial state alone reads."""
+
+InitialPositive: TypeAlias = Scalar
+"""A number above 0, or an array, that the initial state alone reads."""
+
 Counter: TypeAlias = jax.Array
 """Marks a field ``i32[]`` that counts the steps taken, whatever it is called."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Positive, PositiveCount, Range
+from gradtx.checks import InitialPositive, NonNegative, PositiveCount, Range
 from gradtx.composition.gate import Decision, gate, reads_entries
 from gradtx.core.pair import (
     GradientTransformation,
@@ -34,7 +34,7 @@ class DynamicLossScaleState(NamedTuple):
 @transformation(update_size="proportional")
 def dynamic_loss_scale(
     inner: GradientTransformation,
-    loss_scale: Positive = 2.0**15,
+    loss_scale: InitialPositive = 2.0**15,
     period: PositiveCount = 2000,
     factor: _Factor = 2.0,
     min_loss_scale: NonNegative = 1.0,

@@ -19,14 +19,22 @@ from gradtx.core.pair import (
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import is_rows
-from gradtx.numerics import cast, compute_dtype, divide, increment, own_copy, real_dtype, widen
+from gradtx.numerics import (
+    cast,
+    compute_dtype,
+    divide,
+    increment,
+    mean_dtype,
+    own_copy,
+    real_dtype,
+    widen,
+)
 from gradtx.numerics.compiler_hints import planned, replace
 from gradtx.optimizers.rmsprop import scale_by_rms
 from gradtx.optimizers.sgd import sgd
 from gradtx.schedules.decay import linear_schedule
 from gradtx.schedules.piecewise import warmup_constant_schedule
 from gradtx.transforms.decay import add_decayed_weights
-from gradtx.transforms.momentum import slot_dtype
 from gradtx.transforms.primal_averaging import average_beyond
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, InnerState, Params, ParamsT, Slots, State, Updates
@@ -86,7 +94,7 @@ def _at(hyperparameter: Any, count: Any, dtype: DType) -> Array:
 def _first_iterate(state_dtype: DType | None, p: Any) -> Any:
     """A copy of a parameter, in the type in which `z` is stored."""
     p = jnp.asarray(p)
-    dtype = compute_dtype(p.dtype) if state_dtype is None else slot_dtype(p, state_dtype)
+    dtype = compute_dtype(p.dtype) if state_dtype is None else mean_dtype(p, state_dtype)
     return own_copy(p, dtype)
 
 
@@ -156,7 +164,9 @@ def schedule_free(
     float32 copy instead. On `Rows` the base optimizer moves the rows that are there, but the
     update is a whole table, since the average moves every row.
 
-    State: `ScheduleFreeState`.
+    State: `ScheduleFreeState`. :math:`\beta` is one number for all leaves: in a step in which its
+    schedule changes, every leaf needs a gradient, or :func:`eval_params` is wrong there from then
+    on.
 
     Raises:
         ValueError: ``update`` is called without parameters.

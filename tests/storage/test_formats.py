@@ -674,3 +674,30 @@ def test_kernels_are_for_slots_computed_in_float32():
     assert not can("bf16", jnp.float32)
     with jax.enable_x64(True):
         assert not can("int8", jnp.float64)
+
+
+class Drawn:
+    """Draws that are all one number: none is above 1 - 2**-23."""
+
+    of_scale = False
+
+    def __init__(self, number):
+        self.number = number
+
+    def uniform(self, shape):
+        return jnp.full(shape, self.number, jnp.float32)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("name", [n for n in NAMES if "stochastic" in FORMATS[n].roundings])
+def test_no_draw_leads_beyond_the_largest_entry(name, signed):
+    """In float32 127 and the largest draw are 128, whose code would be that of -1.0."""
+    form, x = FORMATS[name], jnp.tile(jnp.array([1.0, -1.0 if signed else 0.5]), 64)
+    for number in (0.0, 1 - 2.0**-23):
+        parts = form.encode(x, 0, signed, Drawn(number))
+        if "codes" in parts and jnp.issubdtype(parts["codes"].dtype, jnp.integer):
+            bits = 8 // form.per_byte
+            assert int(parts["codes"].max()) < 2 ** (bits - (parts["codes"].dtype == jnp.int8))
+        read = form.decode(parts, 0, signed, Drawn(number))
+        assert bool(jnp.all(jnp.sign(read) == jnp.sign(x)))
+        assert float(jnp.max(jnp.abs(read))) == pytest.approx(1, rel=2e-3)

@@ -253,6 +253,9 @@ def test_what_else_the_loss_returns_is_returned():
 def test_leaves_that_are_not_trained_stay():
     assert_bits(loss, gradtx.adam(1e-2), trainable="layers/*")
     assert_bits(loss, gradtx.sgd(0.1), trainable=("layers/a", "head"))
+    ordinary = trained(loss, gradtx.sgd(0.1), trainable=("layers/*", "head"))
+    chosen = trained(loss, gradtx.sgd(0.1), trainable=("layers/*", "head"), inside="layers/b")
+    assert_same(chosen, ordinary)
 
 
 @pytest.mark.slow
@@ -432,6 +435,20 @@ def test_a_step_is_skipped_by_the_value_of_the_loss(limit):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("codec", ["int4_dithered", "bf16"])
+def test_random_keys_stay_where_a_step_is_not_taken(codec):
+    """Dithered codes can only be read with the key with which they were written."""
+    tx = gradtx.accumulate(gradtx.store(gradtx.adam(1e-2), codec, min_size=1), 2)
+    ordinary = trained(loss, tx, steps=3)
+    one = trained(loss, tx, steps=3, inside=True)
+    assert_same(one, ordinary)
+    twice = trained(loss, tx, steps=2, inside=True)
+    for name in ("mu", "nu"):
+        kept, before = (gradtx.get_slot(state, name) for _, state, _ in (one, twice))
+        assert_same(kept, before)
+
+
+@pytest.mark.slow
 def test_the_mask_of_cautious_alone_has_the_bits_of_the_ordinary_step():
     assert_bits(loss, gradtx.cautious(gradtx.adam(1e-2), rescale=False))
 
@@ -602,6 +619,20 @@ def test_clipping_by_the_norm_of_all_gradients(name):
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             close = 1e-6 * jnp.max(jnp.abs(b)) if limit < 1 or b.ndim == 0 else 0
             assert bool(jnp.max(jnp.abs(a - b)) <= close)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLIPPED)
+@pytest.mark.parametrize("scale", [1e20, 1e-25])
+def test_a_norm_whose_square_is_no_number_clips_as_in_the_ordinary_step(name, scale):
+    def scaled(params, x, y):
+        return scale * loss(params, x, y)
+
+    tx = gradtx.chain(CLIPPED[name][0](1e-2 * min(scale, 1)), gradtx.sgd(0.1 / min(scale, 1)))
+    one, other = trained(scaled, tx, inside=True), trained(scaled, tx)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6 * np.max(np.abs(b)))
+    assert not bool(jnp.all(one[0]["head"] == parameters()["head"]))
 
 
 @pytest.mark.slow

@@ -268,3 +268,19 @@ class TestRefused:
         embed.defvjp(lambda t: (embed(t), t), lambda t, g: (g * jnp.ones_like(t),))
         with pytest.raises(ValueError, match="inside 'custom_vjp_call'"):
             gradtx.compute_gradients(embed, PARAMS["table"])
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_what_a_scan_looks_up_next_by_what_it_has_looked_up_is_refused(length):
+    """The first turn reads data alone; the carry of the later ones is computed from rows."""
+
+    def decoded(params):
+        def body(carry, _):
+            token, before = carry
+            e = take(params["table"], before)
+            return (jnp.argmax(e), token), jnp.sum(e)
+
+        return jnp.sum(jax.lax.scan(body, (jnp.int32(1), jnp.int32(2)), length=length)[1])
+
+    with pytest.raises(ValueError, match="looked up in 'table' depends on the parameters"):
+        looked_up(decoded, PARAMS)

@@ -47,3 +47,13 @@ def test_the_sum_cannot_drift_and_forgets_a_nan():
         assert state.window.shape == (4, 1)
         if t >= 7:
             assert float(state.total[0]) == 4.0
+
+
+@pytest.mark.paper("grokfast_ma")
+def test_every_place_of_the_window_is_replaced_however_many_steps_there_were():
+    tx = gradtx.grokfast_ma(4, lamb=4.0, warmup=False)
+    state = tx.init(jnp.zeros(1))._replace(count=jnp.int32(2**24))
+    for _ in range(4):
+        updates, state = tx.update(jnp.ones(1), state)
+    assert state.window.ravel().tolist() == [1.0] * 4
+    assert updates.tolist() == [5.0]

@@ -30,3 +30,16 @@ def test_monitor_averages(debias):
         np.testing.assert_allclose(
             state.measurements[name], state_optax.measurements[name], rtol=1e-5
         )
+
+
+def test_a_measure_whose_decay_is_a_schedule_is_kept():
+    """With a schedule the state of a measure is beside a count of steps."""
+    decay = gradtx.linear_schedule(0.5, 0.5, 3)
+    scheduled = gradtx.monitor({"m": gradtx.measure_with_ema(jnp.max, decay)})
+    constant = gradtx.monitor({"m": gradtx.measure_with_ema(jnp.max, 0.5)})
+    states = [tx.init(P) for tx in (scheduled, constant)]
+    for g in GS[:3]:
+        states = [
+            tx.update(g, s, P)[1] for tx, s in zip((scheduled, constant), states, strict=True)
+        ]
+        np.testing.assert_allclose(*(s.measurements["m"] for s in states), rtol=1e-6)

@@ -95,3 +95,10 @@ def test_the_mean_of_examples(limit):
     for name, x in g.items():
         want = np.mean(np.moveaxis(np.float64(x), 0, -1) * factor, -1)
         np.testing.assert_allclose(updates[name], want, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("limit", [None, 0.7])
+def test_no_example_has_the_mean_zero(limit):
+    """As a batch drawn example by example may have none."""
+    tx = gradtx.per_example(limit)
+    assert tx.update(jnp.zeros((0, 2)), tx.init(jnp.zeros(2)))[0].tolist() == [0.0, 0.0]

@@ -185,6 +185,23 @@ def test_sums_are_taken_in_single_precision():
     assert float(tree.sum(half, associative_reduction=True)) == 300 * 4096
 
 
+def test_sums_of_integers_do_not_wrap_around():
+    byte, number = {"q": jnp.array([100, -100], jnp.int8)}, jnp.array([100_000])
+    assert float(tree.norm(byte)) == pytest.approx(100 * 2**0.5)
+    assert float(tree.norm(byte, 1)) == 200
+    assert float(tree.norm({"q": jnp.array([-128], jnp.int8)}, "inf")) == 128
+    assert float(tree.norm(100_000)) == 1e5
+    assert float(tree.vdot(number, number)) == 1e10
+    assert float(tree.sum([jnp.int32(2_000_000_000)] * 2)) == 4e9
+    assert float(gradtx.global_norm(byte)) == pytest.approx(100 * 2**0.5)
+
+
+@pytest.mark.parametrize("nothing", [{}, None, {"a": None, "b": jnp.zeros((0, 2))}])
+@pytest.mark.parametrize("order", [1, 2, "inf"])
+def test_a_norm_of_nothing_is_zero(order, nothing):
+    assert float(tree.norm(nothing, order)) == float(tree.norm(nothing, order, squared=True)) == 0
+
+
 def test_the_moment_of_an_odd_power_of_complex_numbers():
     got = tree.update_moment_per_elem_norm(C, Y, 0.75, 3)
     want = jax.tree.map(lambda g, m: 0.25 * np.abs(g) ** 3 + 0.75 * np.asarray(m), C, Y)
@@ -339,3 +356,5 @@ def test_powers_of_complex_numbers_are_those_of_their_size(order, want):
     g = jnp.complex64(3 + 4j)
     new = tree.update_moment_per_elem_norm(g, jnp.float32(0.0), 0.0, order)
     np.testing.assert_allclose(new, want, rtol=1e-6)
+    real = tree.update_moment_per_elem_norm(jnp.float32(-5), jnp.float32(0.0), 0.0, order)
+    np.testing.assert_allclose(real, want, rtol=1e-6)
