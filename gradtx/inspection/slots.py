@@ -34,14 +34,21 @@ def walk_slots(state: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
             if name in slot_fields(state.__class__):
                 yield prefix, name, value
             else:
-                inner = name in fields_of(state.__class__, INNER)
-                yield from walk_slots(value, prefix if inner else f"{prefix}{name}.")
+                yield from walk_slots(value, _prefix_within(state, name, prefix))
     elif isinstance(state, dict):
         for key, value in state.items():
             yield from walk_slots(value, f"{prefix}{key}.")
     elif isinstance(state, list | tuple):
         for i, value in enumerate(state):
             yield from walk_slots(value, f"{prefix}{i}.")
+
+
+def _prefix_within(state: Any, field: str, prefix: str) -> str:
+    """The prefix of names in a field: that of the holder, if it wraps them and has none of them."""
+    if field not in fields_of(state.__class__, INNER):
+        return f"{prefix}{field}."
+    within = {name for before, name, _ in walk_slots(getattr(state, field)) if not before}
+    return f"{prefix}{field}." if within & {*slot_fields(state.__class__)} else prefix
 
 
 def slots_by_name(state: State) -> dict[str, Any]:
@@ -190,18 +197,24 @@ def set_slot(state: StateT, name: str, value: PyTree, path: Path | None = None) 
             )
 
     def new_slot(holder: Any, this: str, tree: PyTree) -> PyTree:
-        return _stored_like(tree, value) if this == full else tree
+        return _stored_like(tree, value, old) if this == full else tree
 
     return map_slots(state, new_slot)
 
 
-def _stored_like(old: PyTree, value: PyTree) -> PyTree:
-    """`value` encoded or stored as the leaves of the slot `old` are."""
+def _stored_like(slot: PyTree, value: PyTree, before: PyTree) -> PyTree:
+    """`value` encoded or stored as the leaves of a slot are.
+
+    A leaf that is the array that was read `before` stays: codes that are written again are others.
+    """
+
+    def one(x: Any, new: Any, old: Any) -> Any:
+        if new is old:
+            return x
+        return x.store(new) if is_stored(x) else new
+
     return jax.tree.map(
-        lambda x, new: x.store(new) if is_stored(x) else new,
-        old,
-        packed_like(value, old),
-        is_leaf=is_stored,
+        one, slot, packed_like(value, slot), packed_like(before, slot), is_leaf=is_stored
     )
 
 
@@ -216,11 +229,11 @@ def map_slots(state: Any, f: Callable[[Any, str, PyTree], PyTree], prefix: str =
     if hasattr(state, "_fields"):
         new = {}
         for name in state._fields:
-            old, inner = getattr(state, name), name in fields_of(state.__class__, INNER)
+            old = getattr(state, name)
             if name in slot_fields(state.__class__):
                 new[name] = f(state.__class__, prefix + name, old)
             else:
-                new[name] = map_slots(old, f, prefix if inner else f"{prefix}{name}.")
+                new[name] = map_slots(old, f, _prefix_within(state, name, prefix))
         return state._replace(**new)
     if isinstance(state, dict):
         return type(state)((k, map_slots(v, f, f"{prefix}{k}.")) for k, v in state.items())

@@ -38,8 +38,9 @@ def scale_by_acprop(
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, added to :math:`\nu` at every step, and kept in it.
 
-    The deviation is from the mean before the step, as in Optax's code; Optax's documentation writes
-    :math:`\mu_t`, which is the same up to the factor :math:`\beta_1`.
+    What is said of :math:`u_1` holds wherever :math:`\nu_{t-1} = 0`, as in a row of a table that no
+    earlier step has touched. The deviation is from the mean before the step, as in Optax's code;
+    Optax's documentation writes :math:`\mu_t`, which is the same up to the factor :math:`\beta_1`.
 
     State: `ScaleByBeliefState`; :math:`\nu` is kept in float32 or wider.
 
@@ -57,10 +58,9 @@ def scale_by_acprop(
         invertible = isinstance(b1, float) and b1 >= 0.5
         deviation = (g - mu) * (1 / b1) if invertible else g - s.mu
         nu = b2 * s.nu + ((1 - b2) * abs_sq(deviation) + eps_root)
-        # 1 at the first step: there is no second moment yet.
-        first = t.number == 1
-        correction = jnp.where(first, 1, t.bias_correction(b2, ahead=-1))
-        root = numerics.root(s.nu * (1 / correction) + first.astype(s.nu.dtype))
+        correction = jnp.where(t.number == 1, 1, t.bias_correction(b2, ahead=-1))
+        # 1 where there is no second moment yet, be it at the first step or in a row of a table.
+        root = numerics.root(jnp.where(s.nu == 0, 1, s.nu * (1 / correction)))
         return g / (root + eps), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByBeliefState, moments, rule)

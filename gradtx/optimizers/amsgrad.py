@@ -59,7 +59,8 @@ def scale_by_amsgrad(
             PyTorch and Keras do. With the maximum of the corrected moments (Optax's, and the
             default) the large correction of the first step, which rests on one gradient, is never
             forgotten.
-        epsilon_hat: add :math:`\epsilon` to the root before the bias correction, as Keras does.
+        epsilon_hat: add :math:`\epsilon` to the root before the bias correction of :math:`\nu`, if
+            there is one, as Keras does.
 
     The paper's algorithm has neither correction: set both `bias_correction_mu` and
     `bias_correction_nu` to False.
@@ -90,7 +91,8 @@ def scale_by_amsgrad(
         nu_max = jnp.maximum(s.nu_max, nu if first else debias(nu, b2, t))
         v = debias(nu_max, b2, t) if max_before_correction and bias_correction_nu else nu_max
         new = {"mu": mu, "nu": nu, "nu_max": nu_max}
-        added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
+        is_corrected = epsilon_hat and bias_correction_nu
+        added = numerics.epsilon_hat(eps, b2, t) if is_corrected else eps
         return m / (numerics.root(v + eps_root) + added), new
 
     return elementwise(ScaleByAmsgradState, slots, rule)

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, compute_dtype, zeros_like
+from gradtx.numerics import Step, compute_dtype, own_copy
 from gradtx.types import Array, Counter, Slots
 
 
 class AsgdState(NamedTuple):
-    """count: i32[]; ax: the mean parameters, in float32 or wider, zeros until the first step."""
+    """count: i32[]; ax: the mean parameters, in float32 or wider, at the start the first ones."""
 
     count: Counter
     ax: Slots
@@ -59,7 +59,7 @@ def asgd(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"ax": zeros_like(p, compute_dtype(p.dtype))}
+        return {"ax": own_copy(p, compute_dtype(p.dtype))}
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
         rate = learning_rate / (1 + lambd * learning_rate * (t.number - 1)) ** alpha

@@ -7,9 +7,10 @@ from gradtx.composition.chain import chain, identity
 from gradtx.core.expansion import Clock
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import norm, ratio_factors
+from gradtx.numerics import norm
 from gradtx.transforms.decay import decayed_elsewhere
 from gradtx.transforms.scaling import ScaleByScheduleState
+from gradtx.transforms.trust import at_ratio
 from gradtx.types import Array, EmptyState
 
 
@@ -20,9 +21,12 @@ def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> Gradien
     .. math:: \theta \leftarrow \frac{1}{\sqrt{1 + \eta^2}} \left(\theta
         - \eta \frac{\max(\lVert\theta\rVert, m)}{\max(\lVert g\rVert, m)}\, g\right)
 
+    where the quotient is 1 if one of the two is 0, as in the authors' code: a bias that starts at
+    zero moves.
+
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        min_norm: :math:`m \ge 0`.
+        min_norm: :math:`m \ge 0`; 0 is the paper's algorithm.
 
     State: none, or `ScaleByScheduleState` and, as in Optax, `WeightDecaySchedule` for a schedule.
 
@@ -53,7 +57,7 @@ def _scale_by_fromage(learning_rate: NonNegative, min_norm: NonNegative) -> Grad
     loss = (learning_rate * shrink) ** 2 / (1 + shrink)  # 1 - shrink
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        power, ratio = ratio_factors(norm(p).at_least(min_norm), norm(g).at_least(min_norm))
-        return g * power * (-learning_rate * shrink * ratio) - loss * p, {}
+        scaled = at_ratio(g, norm(p).at_least(min_norm), norm(g).at_least(min_norm))
+        return scaled * (-learning_rate * shrink) - loss * p, {}
 
     return leafwise(EmptyState, None, rule).with_facets(Clock(ScaleByScheduleState))

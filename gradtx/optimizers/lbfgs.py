@@ -76,7 +76,7 @@ def remembered(
     step, change = sub(p, s.params), sub(g, s.updates)
     weights = s.weights_memory
     curvature = _inner(change, step)
-    product = root(norm_sq(step) * norm_sq(change))
+    product = root(norm_sq(step)) * root(norm_sq(change))  # the squares' product overflows sooner
     curved = curvature > least_cosine * product
     weight = jnp.where(curved & (t.count > 1), 1 / jnp.where(curved, curvature, 1), 0)
     newest = (t.count - 2) % memory_size

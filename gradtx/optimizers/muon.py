@@ -14,7 +14,7 @@ from gradtx.core.pair import (
     optimizer,
     transformation,
 )
-from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, matrixwise
+from gradtx.engine.matrices import MatrixDimensions, as_matrices, matrixwise
 from gradtx.leaves.paths import Where, leaves_with_path
 from gradtx.numerics import Step, cast, debias, ema, nesterov_mean, widen, zero_mean
 from gradtx.optimizers.adam import adamw
@@ -86,7 +86,8 @@ def scale_by_muon(
         nesterov: use Nesterov momentum.
         bias_correction: divide by :math:`1 - \beta^t`, as Optax does; without it the momentum is
             that of the author's code, :math:`(1 - \beta) g_t + \beta \mu_t` with Nesterov momentum.
-        adaptive: multiply by :math:`\langle \hat\mu, u \rangle`, the dual norm of the momentum.
+        adaptive: multiply by :math:`\langle \hat\mu, u \rangle`, the dual norm of the momentum, of
+            each matrix its own. Optax takes one for all matrices of a leaf.
         preconditioning: the divisor of the first iterate: the Frobenius norm, the spectral
             norm, ``"aol"`` (the root of the row sums of :math:`|A|`) or ``"schatten"`` (the
             Schatten-4 norm).
@@ -135,10 +136,8 @@ def scale_by_muon(
         return ahead, {"mu": mu}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
-        return orthogonalized(g, s.ns_coeffs, ns_steps, preconditioning, eps, ns_dtype), {}
-
-    def dual_norm(mean: Array, u: Array, matrices: Matrices) -> Array:
-        return u * jnp.sum(mean.conj() * u)
+        u = orthogonalized(g, s.ns_coeffs, ns_steps, preconditioning, eps, ns_dtype)
+        return u * jnp.sum(g.conj() * u, (-2, -1), keepdims=True) if adaptive else u, {}
 
     return matrixwise(
         MuonState,
@@ -146,7 +145,6 @@ def scale_by_muon(
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
         on_entries=momentum,
-        on_leaf=dual_norm if adaptive else None,
         start={"ns_coeffs": coeffs},
     )
 

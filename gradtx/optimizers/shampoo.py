@@ -204,10 +204,12 @@ def scale_by_shampoo(
         cut = blocks.cut(g)
         left, right = gram(cut, s.left, b2), gram(cut.mT.conj(), s.right, b2)
 
-        def rooted(x: Array, old: Array) -> Array:
-            return finite_or(inverse_root(debias(x, b2, t), root, eps), old)
-
         def fresh(roots: tuple[Array, Array]) -> tuple[Array, Array]:
+            here = t.branched()  # what is computed in this branch is not known outside of it
+
+            def rooted(x: Array, old: Array) -> Array:
+                return finite_or(inverse_root(debias(x, b2, here), root, eps), old)
+
             return rooted(left, roots[0]), rooted(right, roots[1])
 
         due = (t.count + (s.group if staggered else 0)) % precondition_frequency == 0

@@ -1,13 +1,14 @@
 """Micro-batches: evaluating a function of a batch part by part."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import check_choice, check_function
+from gradtx.leaves.rows import Rows, is_rows
 from gradtx.numerics import cast, widen
 from gradtx.types import Array, PyTree
 
@@ -44,12 +45,14 @@ def microbatch(
 
     Returns:
         The function. A part has every n-th example, so that a batch that is sharded over devices
-        stays where it is. Sums and means are taken in float32 or wider.
+        stays where it is. Sums and means are taken in float32 or wider. A concatenation is in the
+        order of the examples, of which each may give several rows. The sum of `Rows` of a table has
+        the rows of all parts.
 
     Raises:
-        ValueError: batch dimensions differ, an accumulator is unknown, a mean of integers is asked
-            for, `num_real_microbatches` is given and a part is smaller, or it is a number that is
-            known, below 1 or above that of the parts.
+        ValueError: batch dimensions differ, an accumulator is unknown, a mean of integers or a
+            concatenation of scalars or `Rows` is asked for, `num_real_microbatches` is given and a
+            part is smaller, or it is a number that is known, below 1 or above that of the parts.
 
     >>> grad = microbatch(jax.grad(lambda p, x: jnp.mean(p * x)), 1, 2, "mean")
     >>> float(grad(1.0, jnp.arange(5.0)))
@@ -125,21 +128,26 @@ class _Batch:
         real = self.parts if real is None else real
         shapes = jax.eval_shape(self._part, 0)
         hows = jax.tree.map(
-            lambda how, tree: jax.tree.map(lambda _: how, tree), accumulator, shapes
+            lambda how, tree: jax.tree.map(lambda _: how, tree, is_leaf=is_rows),
+            accumulator,
+            shapes,
         )
-        jax.tree.map(_check, hows, shapes)
+        treedef: Any
+        leaves, treedef = jax.tree.flatten(shapes, is_leaf=is_rows)
+        ways = [
+            _way(how, x, self.parts, self.part_size)
+            for how, x in zip(treedef.flatten_up_to(hows), leaves, strict=True)
+        ]
 
-        def add(i: Any, carry: PyTree) -> PyTree:
-            return jax.tree.map(lambda how, c, x: _add(how, c, x, i), hows, carry, self._part(i))
+        def add(i: Any, totals: list[Any]) -> list[Any]:
+            part = treedef.flatten_up_to(self._part(i))
+            return [w.add(t, x, i) for w, t, x in zip(ways, totals, part, strict=True)]
 
-        start = jax.tree.map(lambda how, x: _start(how, x, self.parts), hows, shapes)
-        total = jax.lax.fori_loop(0, real, add, start)
-        last = self._remainder() if self.rest else jax.tree.map(lambda _: None, shapes)
+        totals = jax.lax.fori_loop(0, real, add, [way.start() for way in ways])
+        rest = treedef.flatten_up_to(self._remainder()) if self.rest else [None] * len(leaves)
         weights = real * self.part_size, self.part_size, self.rest
-        treedef: Any = jax.tree.structure(shapes)
-        columns = [treedef.flatten_up_to(tree) for tree in (hows, total, last, shapes)]
-        rows = zip(*columns, strict=True)
-        return treedef.unflatten([_finish(h, t, x, like, weights) for h, t, x, like in rows])
+        ends = zip(ways, totals, rest, strict=True)
+        return treedef.unflatten([way.finish(total, last, weights) for way, total, last in ends])
 
     def _call(self, take: Callable[[Array, int], Array]) -> Any:
         """The function of the examples that `take` takes along the batch dimension of an array."""
@@ -176,32 +184,92 @@ def _every_nth(x: Array, axis: int, i: Any, parts: int, size: int) -> Array:
     return jax.lax.dynamic_index_in_dim(split, i, axis + 1, keepdims=False)
 
 
-def _check(how: str, x: Any) -> None:
+Weights = tuple[Any, int, int]
+"""The number of examples in whole parts, in each of these, and in the smaller part at the end."""
+
+
+class _Summed(NamedTuple):
+    """The sum or the mean of arrays; `like` is that of a part."""
+
+    how: str
+    like: Any
+
+    def start(self) -> Array:
+        return widen(jnp.zeros(self.like.shape, self.like.dtype))
+
+    def add(self, total: Array, x: Array, i: Any) -> Array:
+        return total + cast(x, total.dtype)
+
+    def finish(self, total: Array, last: Any, weights: Weights) -> Array:
+        examples, size, rest = weights
+        if self.how == "mean":
+            total = total * size
+            total = total if last is None else total + widen(last) * rest
+            return cast(total / (examples + rest), self.like.dtype)
+        return cast(total if last is None else total + widen(last), self.like.dtype)
+
+
+class _Joined(NamedTuple):
+    """The rows of arrays in the order of the examples, of which each may give several."""
+
+    like: Any
+    parts: int
+    size: int
+
+    def _apart(self) -> tuple[int, ...]:
+        """The shape of a part, its examples and the rows of each apart."""
+        rows, *row = self.like.shape
+        whole = rows % self.size == 0
+        return (self.size, rows // self.size, *row) if whole else (rows, 1, *row)
+
+    def start(self) -> Array:
+        examples, *rest = self._apart()
+        return jnp.zeros((examples, self.parts, *rest), self.like.dtype)
+
+    def add(self, total: Array, x: Array, i: Any) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(total, x.reshape(self._apart()), i, 1)
+
+    def finish(self, total: Array, last: Any, weights: Weights) -> Array:
+        entries = total.reshape(-1, *self.like.shape[1:])
+        return entries if last is None else jnp.concatenate([entries, last])
+
+
+class _Gathered(NamedTuple):
+    """The sum or the mean of `Rows`: those of all parts."""
+
+    how: str
+    like: Rows
+    parts: int
+
+    def start(self) -> Rows:
+        indices, values = self.like.indices, self.like.values
+        nowhere = jnp.full((self.parts, *indices.shape), -1, indices.dtype)
+        zeros = jnp.zeros((self.parts, *values.shape), values.dtype)
+        return Rows(nowhere, zeros, self.like.shape)
+
+    def add(self, total: Rows, x: Rows, i: Any) -> Rows:
+        indices, values = (
+            jax.lax.dynamic_update_index_in_dim(before, new, i, 0)
+            for before, new in ((total.indices, x.indices), (total.values, x.values))
+        )
+        return Rows(indices, values, self.like.shape)
+
+    def finish(self, total: Rows, last: Rows | None, weights: Weights) -> Rows:
+        examples, size, rest = weights
+        if self.how == "mean":
+            total = total * (size / (examples + rest))
+            last = None if last is None else last * (rest / (examples + rest))
+        every = total if last is None else total + last
+        return every.with_values(cast(every.values, self.like.dtype))
+
+
+def _way(how: str, x: Any, parts: int, size: int) -> Any:
+    """How results like `x` are combined."""
     if how == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
         raise ValueError(f"microbatch: the mean of {x.dtype} was asked for; use 'sum'")
-    if how == "concat" and not x.shape:
-        raise ValueError("microbatch: a scalar cannot be concatenated; use 'sum' or 'mean'")
-
-
-def _start(how: str, x: Any, parts: int) -> Array:
-    if how == "concat":
-        return jnp.zeros((x.shape[0], parts, *x.shape[1:]), x.dtype)
-    return widen(jnp.zeros(x.shape, x.dtype))
-
-
-def _add(how: str, carry: Array, x: Array, i: Any) -> Array:
-    if how == "concat":
-        return jax.lax.dynamic_update_index_in_dim(carry, x, i, 1)
-    return carry + cast(x, carry.dtype)
-
-
-def _finish(how: str, total: Array, last: Any, like: Any, weights: tuple[Any, int, int]) -> Array:
-    examples, size, rest = weights
-    if how == "concat":
-        entries = total.reshape(-1, *total.shape[2:])
-        return entries if last is None else jnp.concatenate([entries, last])
-    if how == "mean":
-        total = total * size
-        total = total if last is None else total + widen(last) * rest
-        return cast(total / (examples + rest), like.dtype)
-    return cast(total if last is None else total + widen(last), like.dtype)
+    if how != "concat":
+        return _Gathered(how, x, parts) if is_rows(x) else _Summed(how, x)
+    if is_rows(x) or not x.shape:
+        kind = "Rows" if is_rows(x) else "a scalar"
+        raise ValueError(f"microbatch: {kind} cannot be concatenated; use 'sum' or 'mean'")
+    return _Joined(x, parts, size)

@@ -292,7 +292,9 @@ def solve(
     parameters by no more than roundings and does not lower the loss.
 
     Args:
-        loss_fn: ``(params, *args) -> value``.
+        loss_fn: ``(params, *args) -> value``. As with ``jax.jit``, a call with an equal function
+            runs the program that is there: data that changes between calls belongs in `args`, not
+            in an attribute that a method reads.
         params: where to start: a tree of floating-point or complex arrays.
         tx: the optimizer.
         args: passed to `loss_fn` after the parameters.

@@ -335,3 +335,22 @@ def test_a_name_that_occurs_once_is_found_by_get_too():
     assert found.get("learning_rate") == found["learning_rate"] == 0.1
     assert found.get("rate", 3.0) == 3.0
     assert found.get("decay") is None  # of two
+
+
+@pytest.mark.parametrize("build", [gradtx.adan, gradtx.simplified_ademamix])
+def test_a_count_of_another_name_is_the_clock_too(build):
+    tx, p = build(0.1, b1=gradtx.linear_schedule(0.9, 0.5, 4)), jnp.ones(2)
+    state = tx.init(p)
+    for _ in range(4):
+        _, state = tx.update(p, state, p)
+    assert float(gradtx.hyperparams(tx, state)["b1"]) == pytest.approx(0.5)
+
+
+def test_what_is_within_a_wrapper_with_a_schedule_has_its_own_state():
+    """Such a wrapper's state is beside a count of steps."""
+    inner = gradtx.chain(gradtx.sgd(0.4), gradtx.reduce_on_plateau(0.5, patience=1))
+    tx, p = gradtx.lookahead(inner, 5, lambda count: 0.5), jnp.zeros(1)
+    state = tx.init(p)
+    for _ in range(3):
+        _, state = tx.update(jnp.ones(1), state, p, value=1.0)
+    assert float(gradtx.hyperparams(tx, state)["learning_rate"]) == pytest.approx(0.1)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import gradtx
@@ -82,3 +83,29 @@ class TestGroups:
         frozen = gradtx.selective_transform(gradtx.adam(0.1), freeze_mask="b").init(P)
         with pytest.raises(ValueError, match="no entry for 'b', and no other of that name has"):
             gradtx.get_slot(frozen, "mu", "b")
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4_dithered"])
+def test_a_slot_of_one_parameter_leaves_the_codes_of_the_others(codec):
+    """Codes that are read and written again are others: a block in int8 has no -1."""
+    p = {"w": jnp.zeros(64), "b": jnp.zeros(3)}
+    tx = gradtx.store(gradtx.sgd(0.1, momentum=0.9), codec, min_size=64)
+    g = {"w": -jnp.linspace(0.1, 1, 64), "b": jnp.ones(3)}
+    _, state = tx.update(g, tx.init(p), p)
+    new = gradtx.set_slot(state, "trace", jnp.zeros(3), "b")
+    assert new[0].trace["w"] is state[0].trace["w"]
+    assert gradtx.get_slot(new, "trace", "b").tolist() == [0.0] * 3
+    changed = gradtx.set_slot(state, "trace", jnp.ones(64), "w")
+    np.testing.assert_allclose(gradtx.get_slot(changed, "trace", "w"), 1, atol=0.1)
+
+
+def test_slots_of_a_wrapper_within_one_of_its_kind_have_names_of_their_own():
+    tx = gradtx.lookahead(gradtx.lookahead(gradtx.sgd(0.1), 2, 0.5), 3, 0.5)
+    state = tx.init(jnp.zeros(2))
+    assert gradtx.slot_names(state) == ["fast_state.slow", "slow"]
+    inner = gradtx.set_slot(state, "fast_state.slow", jnp.ones(2))
+    assert (inner.slow.tolist(), inner.fast_state.slow.tolist()) == ([0.0, 0.0], [1.0, 1.0])
+    outer = gradtx.set_slot(state, "slow", jnp.ones(2))
+    assert (outer.slow.tolist(), outer.fast_state.slow.tolist()) == ([1.0, 1.0], [0.0, 0.0])
+    for name in gradtx.slot_names(state):
+        assert gradtx.get_slot(inner, name)[0] == (name != "slow")

@@ -27,7 +27,8 @@ def test_amsgrad_is_the_papers(of_m, of_v, largest_first, hat):
         m, v = corrected[0] if of_m else s["m"], corrected[1] if of_v == "before" else s["v"]
         s["max"] = np.maximum(s.get("max", 0.0), v)
         v = s["max"] / (correction if of_v == "after" else 1)
-        return -0.05 * m / (np.sqrt(v + 0.2) + (0.1 / np.sqrt(correction) if hat else 0.1))
+        corrected_eps = 0.1 / np.sqrt(correction) if hat and of_v != "none" else 0.1
+        return -0.05 * m / (np.sqrt(v + 0.2) + corrected_eps)
 
     tx = gradtx.amsgrad(
         0.05,

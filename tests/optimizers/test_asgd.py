@@ -45,3 +45,19 @@ def test_asgd_is_pytorch_s():
         p = gradtx.apply_updates(p, updates)
     average = peer.state[tensor]["ax"]
     np.testing.assert_allclose(gradtx.get_slot(state, "ax"), average, rtol=1e-4, atol=1e-5)
+
+
+def test_the_average_of_what_has_not_moved_is_where_it_is():
+    """Rows that are looked up late or never, and leaves whose first gradient is late."""
+    tx, inner = gradtx.asgd(0.1, lambd=0.0, t0=0), gradtx.asgd(0.1, lambd=0.0, t0=0)
+    p = {"table": jnp.ones((3, 1)), "late": jnp.ones(2)}
+    whole, state = p, tx.init(p)
+    dense_state = inner.init(whole)
+    for row in (0, 0, 0):
+        g = {"table": gradtx.Rows(jnp.array([row]), jnp.ones((1, 1)), (3, 1)), "late": None}
+        p, state = gradtx.apply_gradients(tx, g, p, state)
+        g = {"table": g["table"].to_dense(), "late": jnp.zeros(2)}
+        whole, dense_state = gradtx.apply_gradients(inner, g, whole, dense_state)
+    for name in p:
+        mean, want = (gradtx.get_slot(s, "ax", name) for s in (state, dense_state))
+        np.testing.assert_allclose(mean, want, rtol=1e-6)

@@ -36,3 +36,12 @@ def test_fromage_shrinks_at_small_rates_given_as_arrays():
     p = jnp.ones(1)
     updates, _ = tx.update(jnp.zeros(1), tx.init(p), p)
     np.testing.assert_allclose(updates, [-5e-9], rtol=1e-5)
+
+
+def test_a_leaf_of_zeros_moves_by_its_gradient():
+    """As in the authors' code; there is no bound of norms in the paper."""
+    tx, p, g = gradtx.fromage(0.1, 0.0), jnp.zeros(2), jnp.array([3.0, 4.0])
+    want = -0.1 * np.asarray(g) / np.sqrt(1.01)
+    np.testing.assert_allclose(tx.update(g, tx.init(p), p)[0], want, rtol=1e-6)
+    theirs = optax.fromage(0.1, 0.0)
+    np.testing.assert_allclose(theirs.update(g, theirs.init(p), p)[0], want, rtol=1e-6)

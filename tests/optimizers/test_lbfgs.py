@@ -199,3 +199,13 @@ def test_each_state_has_its_own_arrays():
     tx, p = gradtx.scale_by_lbfgs(2), jnp.ones(2)
     first, second = tx.init(p), tx.init(p)
     assert first.weights_memory is not second.weights_memory
+
+
+@pytest.mark.parametrize("scale", [1e10, 1e-12])
+def test_a_pair_counts_whatever_its_size(scale):
+    """The squares of its norms, multiplied, are no number; the cosine between them is 1."""
+    tx, x = gradtx.scale_by_lbfgs(), jnp.zeros(2)
+    _, state = tx.update(-scale * jnp.ones(2), tx.init(x), x)
+    x = jnp.full(2, scale)
+    _, state = tx.update(scale * jnp.ones(2), state, x)
+    np.testing.assert_allclose(state.weights_memory.max(), 0.25 / scale**2, rtol=1e-5)

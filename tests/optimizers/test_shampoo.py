@@ -138,3 +138,14 @@ def test_a_root_that_fails_leaves_the_one_before():
     after = tx.update([jnp.full((3, 2), 1e30), g[1]], before)[1]
     np.testing.assert_array_equal(after.left_root[0], before.left_root[0])
     assert not np.array_equal(after.left_root[1], before.left_root[1])
+
+
+@pytest.mark.parametrize("grafting", ["adam", "sgd", "none"])
+def test_matrices_of_two_shapes_alone(grafting):
+    """What one shape computes in a branch is unknown in that of another."""
+    p = {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 2))}
+    tx = gradtx.shampoo(0.1, grafting=grafting)
+    updates, _ = jax.jit(tx.update)(p, tx.init(p), p)
+    for name, x in p.items():
+        want, _ = tx.update(x, tx.init(x), x)
+        np.testing.assert_allclose(updates[name], want, rtol=1e-4, atol=1e-6)

@@ -108,3 +108,19 @@ def test_sizes_of_half_precision_do_not_overflow():
     assert found.sizes["w"] == (300.0, 300.0)
     assert found.changes["w"] == (0.5, 0.5)
     assert found.bound == 0.1
+
+
+def test_a_run_in_which_nothing_moves_does_not_pass():
+    """Such as steps that parameters in bfloat16 round away."""
+
+    def make(width):
+        return {"w": jnp.full(width, 2.0, jnp.bfloat16)}, gradtx.sgd(1e-4)
+
+    def seen(p, x):
+        return {"w": p["w"], "one": p["w"][:1]}
+
+    check = gradtx.coordinate_check(
+        make, lambda p, x: jnp.sum(p["w"].astype("float32")), seen, 0.0, (4, 64)
+    )
+    assert sorted(check.failures) == ["one", "w"]
+    assert not check.passed

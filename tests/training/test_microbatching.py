@@ -177,3 +177,29 @@ def test_no_part_is_counted_twice(how):
             gradtx.microbatch(getattr(jnp, how), 0, 2, how, num_real_microbatches=parts)(
                 jnp.arange(8.0)
             )
+
+
+def test_concatenation_keeps_the_order_of_several_rows_of_each_example():
+    x = jnp.arange(10).reshape(5, 2)
+    for size in (1, 2, 3):
+        parts = gradtx.microbatch(lambda x: x.reshape(-1), 0, size, "concat")
+        assert parts(x).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_rows_of_all_parts_are_gathered(how, size):
+    """Their indices are not added."""
+    combined = jnp.sum if how == "sum" else jnp.mean
+
+    def loss(table, ids, x):
+        return combined(x * gradtx.sparse.take(table, ids)[:, 0])
+
+    full = gradtx.sparse.value_and_grad(loss)
+    table, ids, x = jnp.zeros((10, 1)), jnp.array([1, 2, 3, 4, 1]), jnp.arange(5.0)
+    _, want = full(table, ids, x)
+    _, found = jax.jit(gradtx.microbatch(full, (1, 2), size, how))(table, ids, x)
+    assert isinstance(found, gradtx.Rows)
+    np.testing.assert_allclose(found.to_dense(), want.to_dense(), rtol=1e-6)
+    with pytest.raises(ValueError, match="Rows cannot be concatenated"):
+        gradtx.microbatch(full, (1, 2), size, ("sum", "concat"))(table, ids, x)
