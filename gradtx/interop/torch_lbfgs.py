@@ -13,6 +13,8 @@ from gradtx.optimizers.lbfgs import lbfgs
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
 from gradtx.types import Params, State
 
+# When a call of PyTorch's step ends is up to who calls ours, which is one iteration.
+_ENDS = ["max_iter", "max_eval", "tolerance_grad", "tolerance_change"]
 _LARGEST = 10_000  # gradients to remember: a wrong number must not take all memory
 
 
@@ -24,9 +26,7 @@ def from_lbfgs(
     if not 1 <= size <= _LARGEST:
         raise ValueError(f"{o.where}: history_size must be from 1 to {_LARGEST}, not {size}")
     search = o.take("line_search_fn")
-    # When a call of PyTorch's step ends is up to who calls ours, which is one iteration.
-    o.skip("max_iter", "max_eval", "tolerance_grad", "tolerance_change")
-    o.skip("initial_lr", "param_names")
+    o.skip(*_ENDS, "initial_lr", "param_names")
     o.finish()
     if not isinstance(search, str | None) or search not in (None, "strong_wolfe"):
         raise ValueError(

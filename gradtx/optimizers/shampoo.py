@@ -206,11 +206,9 @@ def scale_by_shampoo(
 
         def fresh(roots: tuple[Array, Array]) -> tuple[Array, Array]:
             here = t.branched()  # what is computed in this branch is not known outside of it
-
-            def rooted(x: Array, old: Array) -> Array:
-                return finite_or(inverse_root(debias(x, b2, here), root, eps), old)
-
-            return rooted(left, roots[0]), rooted(right, roots[1])
+            means = (debias(x, b2, here) for x in (left, right))
+            first, second = (inverse_root(x, root, eps) for x in means)
+            return finite_or(first, roots[0]), finite_or(second, roots[1])
 
         due = (t.count + (s.group if staggered else 0)) % precondition_frequency == 0
         roots = branch(due, fresh, lambda roots: roots, (s.left_root, s.right_root))

@@ -209,7 +209,7 @@ class _Summed(NamedTuple):
         return cast(total if last is None else total + widen(last), self.like.dtype)
 
 
-class _Joined(NamedTuple):
+class _RowsInOrder(NamedTuple):
     """The rows of arrays in the order of the examples, of which each may give several."""
 
     like: Any
@@ -272,4 +272,4 @@ def _way(how: str, x: Any, parts: int, size: int) -> Any:
     if is_rows(x) or not x.shape:
         kind = "Rows" if is_rows(x) else "a scalar"
         raise ValueError(f"microbatch: {kind} cannot be concatenated; use 'sum' or 'mean'")
-    return _Joined(x, parts, size)
+    return _RowsInOrder(x, parts, size)
