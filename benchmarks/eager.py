@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import optax
 
 import gradtx
 from benchmarks.tables import markdown
-from benchmarks.timing import interleaved, ratio
+from benchmarks.timing import interleaved, ratio, with_bytecode
 from gradtx.core.blocks import FIRST_STEPS
 
 COUNTS, SHAPES = (20, 150), (4, 40)  # a model of equal layers has few shapes
@@ -28,10 +28,28 @@ ROUNDS = 15
 LIBRARIES = {"gradtx": gradtx, "optax": optax}
 
 
+class Nothing:
+    """In place of a library: slots of zeros, and a program that passes on what it gets."""
+
+    @staticmethod
+    def adam(rate: float) -> optax.GradientTransformation:
+        del rate
+
+        def slots(params: Any) -> Any:
+            return jax.tree.map(lambda p: jax.device_put(np.zeros(p.shape, p.dtype)), params)
+
+        program = jax.jit(lambda updates, state, params: (updates, state))
+        return optax.GradientTransformation(lambda p: (slots(p), slots(p)), program)
+
+    @staticmethod
+    def apply_updates(params: Any, updates: Any) -> Any:
+        return jax.jit(lambda p, u: jax.tree.map(jnp.add, p, u))(params, updates)
+
+
 class Training:
     """Steps of Adam on some parameters, which are their own gradients."""
 
-    def __init__(self, library: ModuleType, params: dict[str, jax.Array]) -> None:
+    def __init__(self, library: Any, params: dict[str, jax.Array]) -> None:
         self._library, self._params = library, params
         self._tx = library.adam(1e-3)
         self._state = self._tx.init(params)
@@ -53,16 +71,22 @@ def first(library: str, count: int, shapes: int) -> float:
     params = leaves(count, *[(8 * (1 + i % 8), 16 * (1 + i // 8)) for i in range(shapes)])
     jax.block_until_ready(jnp.zeros([]) + 1)  # starts the backend
     start = time.process_time()
-    Training(LIBRARIES[library], params)()
+    Training({**LIBRARIES, "nothing": Nothing}[library], params)()
     return time.process_time() - start
 
 
+def in_a_process(library: str, count: int, shapes: int) -> float:
+    command = [sys.executable, "-m", "benchmarks.eager", library, str(count), str(shapes)]
+    return float(json.loads(subprocess.check_output(command, env=with_bytecode())))
+
+
 def firsts(count: int, shapes: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in LIBRARIES}
+    seconds: dict[str, list[float]] = {name: [] for name in (*LIBRARIES, "nothing")}
+    for name in seconds:
+        in_a_process(name, count, shapes)  # writes the bytecode
     for _ in range(PROCESSES):
         for name, runs in seconds.items():
-            command = [sys.executable, "-m", "benchmarks.eager", name, str(count), str(shapes)]
-            runs.append(json.loads(subprocess.check_output(command)))
+            runs.append(in_a_process(name, count, shapes))
     return seconds
 
 
@@ -91,7 +115,10 @@ def table() -> str:
     for count in COUNTS:
         for shapes in SHAPES:
             what = f"`init` and first step of a process, {min(count, shapes)} shapes"
-            rows.append(row(count, what, firsts(count, shapes)))
+            seconds = firsts(count, shapes)
+            rows.append(row(count, what, seconds))
+            nothing = {**seconds, "gradtx": seconds["nothing"]}
+            rows.append(row(count, f"{what}: nothing, in place of gradtx", nothing))
         rows.append(row(count, "one of the next 15 steps, all of 64", early(count, (64,))))
         rows.append(row(count, "a later step, all of 64", later(count, (64,))))
         rows.append(row(count, "a later step, all of 64 x 64", later(count, (64, 64))))

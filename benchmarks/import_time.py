@@ -4,13 +4,13 @@ python -m benchmarks.import_time
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 from typing import NamedTuple
 
 from benchmarks.tables import markdown
+from benchmarks.timing import with_bytecode
 
 PROCESSES = 7
 # By name what runs after `import jax`: gradtx loads the module of a name when it is asked for.
@@ -42,9 +42,7 @@ class Import(NamedTuple):
 
 def once(statement: str) -> Import:
     command = [sys.executable, "-c", PROGRAM.format(statement=statement)]
-    # Bytecode is written and read again, as it is where nothing forbids it.
-    given = {n: x for n, x in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(command, check=True, capture_output=True, env=given)
+    done = subprocess.run(command, check=True, capture_output=True, env=with_bytecode())
     return Import(*json.loads(done.stdout))
 
 

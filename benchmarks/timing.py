@@ -1,5 +1,6 @@
 """Interleaved timing of steps that consume their own state."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -57,3 +58,11 @@ def once(function: Callable[[], Any]) -> tuple[Any, float]:
     start = time.perf_counter()
     result = function()
     return result, time.perf_counter() - start
+
+
+def with_bytecode() -> dict[str, str]:
+    """The environment of a process that writes bytecode, and reads what another has written.
+
+    As Python does where nothing forbids it, and as what is installed has it.
+    """
+    return {n: x for n, x in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}

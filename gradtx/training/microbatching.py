@@ -123,10 +123,7 @@ class _Batch:
 
     def accumulated(self, accumulator: PyTree, real: Any) -> PyTree:
         """The results of all parts, or of so many, combined as `accumulator` says."""
-        if not self.parts:
-            return self._remainder()
-        real = self.parts if real is None else real
-        shapes = jax.eval_shape(self._part, 0)
+        shapes = jax.eval_shape(self._part, 0) if self.parts else jax.eval_shape(self._remainder)
         hows = jax.tree.map(
             lambda how, tree: jax.tree.map(lambda _: how, tree, is_leaf=is_rows),
             accumulator,
@@ -138,6 +135,10 @@ class _Batch:
             _way(how, x, self.parts, self.part_size)
             for how, x in zip(treedef.flatten_up_to(hows), leaves, strict=True)
         ]
+
+        if not self.parts:
+            return self._remainder()
+        real = self.parts if real is None else real
 
         def add(i: Any, totals: list[Any]) -> list[Any]:
             part = treedef.flatten_up_to(self._part(i))

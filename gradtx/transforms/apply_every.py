@@ -31,7 +31,8 @@ def apply_every(k: PositiveCount = 1) -> GradientTransformation:
 
     State: `ApplyEvery`. The transformations before it run at every step; to run the optimizer once
     per window, see :func:`accumulate`. The sum is kept in float32 or wider, and each window starts
-    afresh, even after a NaN. `Rows` are collected as whole tables.
+    afresh, even after a NaN. `Rows` are collected as whole tables. A leaf that has no gradient at
+    the step that passes the sum on gets no update, and its sum is dropped.
 
     >>> tx = apply_every(2)
     >>> state = tx.init(jnp.zeros(1))
