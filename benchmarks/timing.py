@@ -63,6 +63,6 @@ def once(function: Callable[[], Any]) -> tuple[Any, float]:
 def with_bytecode() -> dict[str, str]:
     """The environment of a process that writes bytecode, and reads what another has written.
 
-    As Python does where nothing forbids it, and as what is installed has it.
+    This is Python's default, and how an installed package runs.
     """
     return {n: x for n, x in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}

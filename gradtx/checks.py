@@ -43,7 +43,7 @@ class Range(NamedTuple):
         low, high: the ends.
         low_open, high_open: whether an end is left out.
         integer: whether only integers are taken.
-        at_start: whether the initial state alone reads the number, so that it is no schedule.
+        at_start: whether the number says where the state begins; it then cannot be a schedule.
     """
 
     low: float = -math.inf
@@ -287,6 +287,18 @@ def check_one_number(where: str, name: str, value: Any) -> None:
         raise ValueError(f"{where}: {name} must be one number, not of the shape {jnp.shape(value)}")
 
 
+def one_number(where: str, name: str, value: Any) -> Any:
+    """A number without dimensions, also of an array of one, such as each device has in a mesh.
+
+    Raises:
+        ValueError: there are several numbers, or none.
+    """
+    if jnp.ndim(value) and jnp.size(value) == 1:
+        return jnp.reshape(value, ())
+    check_one_number(where, name, value)
+    return value
+
+
 def check_no_schedule(where: str, name: str, value: Any) -> None:
     """Raise TypeError if a number that a schedule is made of is itself a schedule."""
     if callable(value):
@@ -331,8 +343,8 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
     if callable(value):
         if allowed.at_start:
             raise TypeError(
-                f"{where}: {name} must be a number or an array, not {value!r:.80}: the initial "
-                "state alone reads it"
+                f"{where}: {name} must be a number or an array, not {value!r:.80}: it says where "
+                "the state begins"
             )
         _check_schedule(where, name, value)
         return

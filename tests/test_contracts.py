@@ -406,7 +406,12 @@ def test_what_the_initial_state_alone_reads_is_no_schedule(name):
     carry, g = (params(name), jax.eval_shape(tx.init, params(name))), take(grads(1, name), 0)
     for argument, value in arguments.items():
         allowed = hyperparameter_range(builder.hints.get(argument))
-        if allowed is None or allowed.integer or type(value) not in (int, float):
+        if allowed is None or allowed.integer:
+            continue
+        if value is None and allowed.at_start:  # unless it is given the state begins elsewhere
+            with pytest.raises(TypeError, match="it says where the state begins"):
+                builder.public(**{**arguments, argument: gradtx.constant_schedule(1.0)})
+        if type(value) not in (int, float):
             continue
 
         def made(x, argument=argument):
@@ -421,7 +426,7 @@ def test_what_the_initial_state_alone_reads_is_no_schedule(name):
         x = jnp.float32(value)
         if reads(begun, x, carry[0]) and not reads(stepped, x, carry, g):
             assert allowed.at_start, argument
-            with pytest.raises(TypeError, match="the initial state alone reads it"):
+            with pytest.raises(TypeError, match="it says where the state begins"):
                 made(gradtx.constant_schedule(value))
         elif name not in SOMETIMES:
             assert not allowed.at_start, argument

@@ -196,6 +196,11 @@ def test_extra_arguments_that_another_library_s_pair_names(wrap):
     def update(updates, state, params=None, *, value=1.0):
         return updates * value, state
 
+    def positional(updates, state, params=None, /, *, value=1.0):
+        return update(updates, state, params, value=value)
+
+    tx = gradtx.with_extra_args_support((lambda params: (), positional))
+    assert float(tx.update(2.0, (), value=3.0, other=5.0)[0]) == 6.0
     for kind in (optax.GradientTransformationExtraArgs, optax.GradientTransformation):
         tx = wrap(kind(lambda params: (), update))
         state = tx.init(0.0)

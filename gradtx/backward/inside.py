@@ -529,9 +529,10 @@ class Carried(NamedTuple):
 
     Attributes:
         params: the parameters of all layers.
-        slots: their slots. Those in codecs keep the random keys with which other layers are read.
+        slots: their slots. Those in codecs keep the random keys with which the layers still to come
+            are read.
         squares: the sums of the squares of the gradients so far (see :func:`sums_for_norm`).
-        keys: the random keys of the slots after the last layer, None for those without.
+        keys: the random keys of the slots after the latest layer, None for those without.
     """
 
     params: list[Any]
@@ -541,7 +542,7 @@ class Carried(NamedTuple):
 
 
 def _key_of(slot: Any) -> Array | None:
-    """The random key of a slot; of some rows of one too, which have their place behind it."""
+    """The random key of a slot, without the number for its place that some rows of one have too."""
     return slot.key[:2] if is_encoded(slot) and slot.key is not None else None
 
 

@@ -198,7 +198,7 @@ def _lookups(
 
     Args:
         jaxpr: the program.
-        known: what is known of its inputs, to which what follows from that is added.
+        known: what is known of its inputs; extended in place to its other variables.
         other_uses: collects other uses of parameters.
     """
     lookups = []
@@ -235,6 +235,9 @@ def _lookups(
                 lookup._replace(lead=(*call.lead, *lookup.lead))
                 for lookup in _lookups(call.jaxpr, inner, other_uses)
             ]
+            results = zip(eqn.outvars, call.jaxpr.outvars, strict=True)
+            known |= {v: None for v, within in results if is_in(within, inner)}
+            continue
         else:
             _refuse_within(eqn, parameters)
             use(eqn.primitive.name, parameters.values())

@@ -521,7 +521,7 @@ def optimizer(function: Any = None, *, update_size: DeclaredSize | None = None) 
 
 
 def with_extra_args_support(tx: Any) -> GradientTransformation:
-    """`tx` with an ``update`` that takes ``**extra_args``, and ignores them if `tx` takes none.
+    """`tx` with an ``update`` that takes ``**extra_args``, and ignores those that `tx` does not.
 
     Args:
         tx: a pair, from gradtx or another library such as Optax, or any object with ``init`` and
@@ -529,7 +529,7 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
             whether it takes extra arguments: any, or those that it names.
 
     Returns:
-        `tx` itself if its ``update`` takes extra arguments, otherwise a pair around it.
+        `tx` itself if its ``update`` takes any extra argument, otherwise a pair around it.
 
     Raises:
         TypeError: `tx` is not a pair; it may be a builder that was not called.
@@ -558,12 +558,12 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
         raise TypeError(
             f"expected a gradient transformation, not {type(tx).__name__} {tx!r:.200}{hint}"
         )
-    parameters = inspect.signature(update).parameters.values()
+    parameters = list(inspect.signature(update).parameters.values())
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if takes_all and isinstance(tx, GradientTransformation):
         return tx
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    adapted = _adapted(init, update, None if takes_all else frozenset(named[3:]))
+    further = [p for p in parameters[3:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    adapted = _adapted(init, update, None if takes_all else frozenset(p.name for p in further))
     if not isinstance(tx, GradientTransformation):
         return adapted
     return adapted._replace(**tx.traits.passed_on()._replace(inner=(tx,))._asdict())

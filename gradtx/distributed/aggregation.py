@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, check_one_number
+from gradtx.checks import Decay, one_number
 from gradtx.composition.around import InnerStep, around
 from gradtx.core.loss_functions import LOSSES
 from gradtx.core.pair import GradientTransformation, transformation
@@ -213,17 +213,18 @@ def message_bytes(params: Params) -> int:
 def weigh(g: Array, weight: Any) -> Array:
     """A gradient times this device's weight, if there are weights."""
     # A device without examples has 0 / 0 for a gradient, which a product with 0 would keep.
-    return g if weight is None else jnp.where(_one_number(weight) == 0, 0, g * weight)
+    if weight is None:
+        return g
+    weight = one_number("aggregation", "weight", weight)
+    return jnp.where(jnp.asarray(weight) == 0, 0, g * weight)
 
 
 def total_weight(axis_name: AxisName, weight: Any) -> Any:
     """The sum of the weights of all devices, or their number."""
-    return jax.lax.psum(1 if weight is None else widen(1.0 * _one_number(weight)), axis_name)
-
-
-def _one_number(weight: Any) -> Array:
-    check_one_number("update", "weight", weight)
-    return jnp.asarray(weight)
+    if weight is None:
+        return jax.lax.psum(1, axis_name)
+    weight = jnp.asarray(one_number("aggregation", "weight", weight))
+    return jax.lax.psum(widen(1.0 * weight), axis_name)
 
 
 def divide_by(x: Array, total: Any) -> Array:

@@ -162,11 +162,11 @@ class _Compression(NamedTuple):
         return [g for _, g in present]
 
     def weighed(self, gradients: list[Array], weight: Any, devices: int) -> list[Array]:
-        """Gradients whose mean over the devices is the weighted mean, or whose sum is that of `op`.
+        """Gradients whose mean over the devices is the weighted mean; of a sum, the weighted ones.
 
-        The error of a step is added to those of later steps, whose weights may be others: so that
-        of a sum is in units of the sum. A device without weight sends nothing of its own, and does
-        not make others' entries larger in a mean of senders.
+        What a step fails to send is added to later steps, whose weights may differ: for a sum the
+        error is therefore in units of the sum. A device without weight sends nothing of its own,
+        and does not make others' entries larger in a mean of senders.
         """
         weighed = [weigh(widen(g), weight) for g in gradients]
         if weight is None or self.op == "sum":

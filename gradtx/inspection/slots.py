@@ -44,7 +44,11 @@ def walk_slots(state: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
 
 
 def _prefix_within(state: Any, field: str, prefix: str) -> str:
-    """The prefix of names in a field: that of the holder, if it wraps them and has none of them."""
+    """The prefix of slot names in a field.
+
+    The state of a wrapped transformation has its holder's prefix, unless both have a slot of the
+    same name.
+    """
     if field not in fields_of(state.__class__, INNER):
         return f"{prefix}{field}."
     within = {name for before, name, _ in walk_slots(getattr(state, field)) if not before}
@@ -205,7 +209,7 @@ def set_slot(state: StateT, name: str, value: PyTree, path: Path | None = None) 
 def _stored_like(slot: PyTree, value: PyTree, before: PyTree) -> PyTree:
     """`value` encoded or stored as the leaves of a slot are.
 
-    A leaf that is the array that was read `before` stays: codes that are written again are others.
+    A leaf that is unchanged since it was read keeps its codes: encoding it again could change them.
     """
 
     def one(x: Any, new: Any, old: Any) -> Any:

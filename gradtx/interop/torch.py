@@ -114,7 +114,7 @@ def from_torch(
     1 in the Euclidean norm, where PyTorch uses the sum of absolute values. With ``strong_wolfe``
     the directions are PyTorch's and the line search is :func:`scale_by_zoom_linesearch`. A step and
     a change of the gradient are remembered if the cosine between them is above 0.01; PyTorch asks
-    for an inner product above 1e-10, so that directions differ where the loss is curved 10,000
+    for an inner product above 1e-10, so that directions differ where the loss is curved 40,000
     times more along one axis than along another.
 
     PyTorch's Muon iterates in bfloat16, this one in float32.
@@ -179,24 +179,26 @@ def _converted(
         own_steps = scheduler is None and differ
     if own_steps:
         parts = [one for part in parts for one in _each(part)]
-    types = {path_string(path): p.dtype for path, p in with_paths(params)[0]}
     every = _every(where, parts, scheduler, steps_per_epoch)
     over = _over(where, parts, scheduler, every)
     optimizers = {}
     for part in parts:
         values = {k: v for k, v in options[part.group].values.items() if k != "params"}
         if class_name == "Adafactor":
-            values["eps"] = _known_eps(values.get("eps"), types[members[part.group][0].path])
+            values["eps"] = _known_eps(values.get("eps"), members[part.group], params)
         o = Options(part.where, values)
         plan = _plan(class_name, o, part, scheduler, over, every)
         optimizers[part.label] = _resumed(class_name, o, part, plan, own_steps)
     return _joined(parts, optimizers, params)
 
 
-def _known_eps(eps: Any, dtype: Any) -> Any:
+def _known_eps(eps: Any, group: list[Leaf], params: Params) -> Any:
     """Adafactor's pair, of which the first is by default that of the group's first parameter."""
-    is_pair = isinstance(eps, list | tuple) and len(eps) == 2
-    return (float(jnp.finfo(dtype).eps), eps[1]) if is_pair and eps[0] is None else eps
+    if not (isinstance(eps, list | tuple) and len(eps) == 2 and eps[0] is None):
+        return eps
+    types = {path_string(path): p.dtype for path, p in with_paths(params)[0]}
+    first = types[group[0].path] if group else jnp.float32
+    return float(jnp.finfo(first).eps), eps[1]
 
 
 def _check_steps(
@@ -469,7 +471,7 @@ def _resumed(name: str, o: Options, part: _Part, plan: _Rates, own_steps: bool) 
     """A part's optimizer with its numbers; with `own_steps` it counts only steps with gradients."""
     core = _core(name, o, plan)
     slots, scalars = _slots_and_scalars(o.where, core, part)
-    # A momentum that has begun counts for the dampening, and on the clock of its schedule.
+    # A momentum that has begun has taken a step: the next is dampened, and its schedule goes on.
     begun = max(plan.steps, 1) if any(part.states) else 0
     counts = {"count": plan.steps, "TraceWithCountState.count": begun}
     tx = skip_if_none(core.tx) if own_steps else core.tx

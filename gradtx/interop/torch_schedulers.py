@@ -217,7 +217,7 @@ def _restarts(s: Any, i: int, base: float) -> Schedule:
 
 
 def _powers(base: float, epochs: int, gamma: float) -> Schedule:
-    """The base rate times a factor after each `epochs`, of which 0 ends the rate, as in PyTorch."""
+    """The base rate times `gamma` after every `epochs`; a `gamma` of 0 ends it, as in PyTorch."""
     if gamma == 0:
         return piecewise_constant_schedule(base, {epochs: 0.0})
     return exponential_decay(base, epochs, gamma, staircase=epochs > 1)

@@ -35,6 +35,7 @@ from gradtx.numerics.norms import (
 from gradtx.numerics.precision import (
     accumulator_dtype as accumulator_dtype,
     as_arrays as as_arrays,
+    as_inexact as as_inexact,
     cast as cast,
     compute_dtype as compute_dtype,
     full as full,

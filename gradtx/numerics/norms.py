@@ -15,7 +15,7 @@ import numpy as np
 
 from gradtx.numerics.control import inside
 from gradtx.numerics.mathematics import abs_sq, add_each, divide
-from gradtx.numerics.precision import widen
+from gradtx.numerics.precision import as_inexact, widen
 from gradtx.programs.contexts import for_comparison
 from gradtx.programs.tracing import as_call, is_staged, is_tracer
 from gradtx.types import Array, DType, PyTree
@@ -117,7 +117,7 @@ def _norm(
     costly: bool = False,
     looped: bool = False,
 ) -> Norm:
-    x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+    x = as_inexact(x)
     sums = functools.partial(_means_of_squares, axes, count)
     if isinstance(axes, tuple) and not axes:
         size = jnp.abs(widen(jax.lax.stop_gradient(x)))

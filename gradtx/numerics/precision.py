@@ -84,6 +84,11 @@ def cast(x: Array, dtype: DType) -> Array:
     return x.astype(dtype)
 
 
+def as_inexact(x: Array) -> Array:
+    """`x`, or floats of integers, whose products and squares would wrap around."""
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)
+
+
 def as_arrays(tree: PyTree) -> PyTree:
     """`tree` with floating-point arrays in place of Python numbers, and all else unchanged.
 

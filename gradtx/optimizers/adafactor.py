@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.checks import Count, Decay, Limit, NonNegative, Positive
+from gradtx.checks import Count, Decay, Limit, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
@@ -16,6 +16,7 @@ from gradtx.numerics import (
     abs_sq,
     accumulator_dtype,
     bounded,
+    divide,
     ema,
     inverse_root,
     plain_rms,
@@ -170,7 +171,7 @@ def _factored_within(
     row = ema(options.mean(square, d0), s.v_row, beta)
     col = ema(options.mean(square, d1), s.v_col, beta)
     mean = jnp.maximum(jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True), eps)
-    estimate = jnp.expand_dims(row / mean, d0) * jnp.expand_dims(col, d1)
+    estimate = jnp.expand_dims(divide(row, mean), d0) * jnp.expand_dims(col, d1)
     u = g * inverse_root(jnp.maximum(estimate, eps**2))
     return options.clipped(u), {"v_row": row, "v_col": col, "v": s.v}
 
@@ -186,7 +187,7 @@ def scale_by_factored_rms(
     *,
     factor_last_dims: bool = False,
     clipping_threshold: Limit | None = None,
-    torch_eps: Positive | None = None,
+    torch_eps: NonNegative | None = None,
 ) -> GradientTransformation:
     r"""Divide by the root of a moving average of squares, kept as its row and column means.
 
@@ -215,9 +216,9 @@ def scale_by_factored_rms(
         clipping_threshold: the largest root mean square of :math:`u`, as in
             :func:`clip_by_block_rms`, here computed without storing :math:`u`; None for no
             clipping.
-        torch_eps: :math:`\epsilon_1 > 0` as in PyTorch's Adafactor, for which pass 0 as `epsilon`:
-            :math:`\mathrm{mean}(R_t)` is at least :math:`\epsilon_1`, and what is under the root at
-            least :math:`\epsilon_1^2`. None for no such bounds.
+        torch_eps: :math:`\epsilon_1 \ge 0` as in PyTorch's Adafactor, for which also pass
+            ``epsilon=0``: :math:`\mathrm{mean}(R_t)` is at least :math:`\epsilon_1`, and what is
+            under the root at least :math:`\epsilon_1^2`. None for no such bounds.
 
     State: `FactoredState`; a matrix needs rows plus columns instead of their product. Optax keeps
     it in the parameter's type, where :math:`\epsilon` underflows in float16. Means of squares are

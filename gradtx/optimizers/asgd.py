@@ -12,7 +12,7 @@ from gradtx.types import Array, Counter, Slots
 
 
 class AsgdState(NamedTuple):
-    """count: i32[]; ax: the mean parameters, in float32 or wider, at the start the first ones."""
+    """count: i32[]; ax: the mean parameters, in float32 or wider, initially the parameters."""
 
     count: Counter
     ax: Slots

@@ -21,7 +21,7 @@ def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> Gradien
     .. math:: \theta \leftarrow \frac{1}{\sqrt{1 + \eta^2}} \left(\theta
         - \eta \frac{\max(\lVert\theta\rVert, m)}{\max(\lVert g\rVert, m)}\, g\right)
 
-    where the quotient is 1 if one of the two is 0, as in the authors' code: a bias that starts at
+    where the quotient is 1 if either maximum is 0, as in the authors' code: a bias that starts at
     zero moves.
 
     Args:

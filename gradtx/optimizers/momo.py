@@ -230,7 +230,7 @@ def momo_adam(
 
     Args:
         learning_rate: :math:`\alpha_t \ge 0`, the largest step; a number, an array, or a schedule.
-        b1: :math:`\beta_1` in :math:`[0, 1)`; this and the next four: a number, an array, or a
+        b1: :math:`\beta_1` in :math:`[0, 1)`; this and the next two: a number, an array, or a
             schedule.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`.

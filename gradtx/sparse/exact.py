@@ -99,7 +99,8 @@ def exact_rows(
     Args:
         inner: the optimizer; it may hold state for each entry or row, and counters.
         tables: the leaves that may have `Rows` for gradients, as in :func:`select`; all of two or
-            more dimensions by default. Naming them saves work if there are other matrices.
+            more dimensions by default. Naming them saves work if there are other matrices. `Rows`
+            of leaves that are not named are updated lazily.
 
     :func:`minimize` and :func:`make_step` let rows catch up before the loss looks them up, and
     :func:`apply_gradients` before it applies the update. If you call ``update`` yourself, call
@@ -108,15 +109,16 @@ def exact_rows(
     ``exact_rows(chain(clip_by_global_norm(1.0), adam(1e-2)))``, and ``exact_rows(partition(...),
     "table")`` where the tables have an optimizer of their own.
 
-    A step in which a table's gradient is None is none for its rows: they do not catch up with it.
-    Rows that are behind then take the steps that they missed with the counts of as many steps
-    later, which is the dense update unless a schedule or a correction of bias reads the count.
+    A step in which a table has no gradient (None) does not count for its rows, which never catch up
+    on it. Rows that are behind then take the steps that they missed with the counts of as many
+    steps later, which is the dense update unless a schedule or a correction of bias reads the
+    count.
 
     State: `ExactRowsState`.
 
     Raises:
         TypeError: when rows first catch up: `inner` does not run on rows.
-        ValueError: the gradient of a leaf that is not among `tables` is `Rows`. When rows first
+        ValueError: `tables` is not given, and the gradient of a vector is `Rows`. When rows first
             catch up: a row cannot take a step by itself. The step needs the loss
             (:func:`polyak_sgd`), a number of several rows after a rule with momentum, such as a
             norm of all updates or of a column (a norm of the gradients, before all else, will do),
@@ -167,8 +169,10 @@ def exact_rows(
             lambda g: g.coalesce() if is_rows(g) else g, updates, is_leaf=is_leaf
         )
         count = increment(state.count)
+        if tables is None:
+            _check_rows(updates, state.last)
         seen = partial(_seen, before=state.count, count=count)
-        last = jax.tree.map_with_path(seen, updates, state.last, is_leaf=is_leaf)
+        last = jax.tree.map(seen, updates, state.last, is_leaf=is_leaf)
         updates, inner_state = inner_step(updates, state.inner_state, params)
         return updates, ExactRowsState(count, last, inner_state)
 
@@ -180,14 +184,22 @@ def exact_rows(
     return around(tx, init, run, before_gradients=before_gradients)
 
 
-def _seen(path: Any, g: Any, last: Any, before: Array, count: Array) -> Any:
-    """How many steps each row has seen after one with a gradient."""
-    if last is None:
-        if is_rows(g):
+def _check_rows(updates: Updates, last: Slots) -> None:
+    """Raise ValueError if a gradient is `Rows` of a leaf that is no table."""
+
+    def check(path: Any, g: Any, last: Any) -> None:
+        if last is None and is_rows(g):
             raise ValueError(
                 f"exact_rows: the gradient at {path_string(path)!r} is Rows, and the leaf is not "
-                "among the tables: name it in tables"
+                "among the tables, which have two dimensions or more: name them in tables"
             )
+
+    jax.tree.map_with_path(check, updates, last, is_leaf=is_leaf)
+
+
+def _seen(g: Any, last: Any, before: Array, count: Array) -> Any:
+    """The number of steps that each row has seen, after a step with the gradient `g`."""
+    if last is None:
         return None
     if g is None:  # no step for this table
         return last + (count - before)

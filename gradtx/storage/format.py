@@ -27,13 +27,13 @@ class Codec(NamedTuple):
             blocks. Along the last axis, rows of a table can be read and written by themselves.
         signed: whether entries may be negative; None to go by the slot: second moments are not.
         rounding: ``"nearest"``; ``"stochastic"``: up or down with the probabilities that make the
-            expected result exact, between the least and the largest number that a block can have
-            (signed ``int4`` and ``int8`` have no :math:`-1`, and unsigned ``int4`` nothing below
-            1/16 of the scale). ``f8_expanded`` and the companded formats round a function of the
-            number, whose expected value is exact. In ``int8_companded`` also ``"scale"``, in which
-            only the scale of a block is rounded so. None for nearest, but for second moments, which
-            would stand still or fall too fast, ``"stochastic"`` in ``bf16`` and ``f16`` and
-            ``"scale"`` in ``int8_companded``.
+            expected result exact, for numbers between the least and the largest that a block can
+            represent (signed ``int4`` and ``int8`` have no code for minus the scale, and unsigned
+            ``int4`` has none below 1/16 of the scale). ``f8_expanded`` and the companded formats
+            round a function of the number, whose expected value is exact. In ``int8_companded``
+            also ``"scale"``, in which only the scale of a block is rounded so. None for nearest,
+            but for second moments, which would stand still or fall too fast, ``"stochastic"`` in
+            ``bf16`` and ``f16`` and ``"scale"`` in ``int8_companded``.
 
     >>> Codec("int8", block=64)
     Codec(name='int8', block=64, axis=None, signed=None, rounding=None)

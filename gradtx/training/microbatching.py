@@ -46,8 +46,8 @@ def microbatch(
     Returns:
         The function. A part has every n-th example, so that a batch that is sharded over devices
         stays where it is. Sums and means are taken in float32 or wider. A concatenation is in the
-        order of the examples, of which each may give several rows. The sum of `Rows` of a table has
-        the rows of all parts.
+        order of the examples; each may give several rows. The sum of `Rows` of a table has the rows
+        of all parts.
 
     Raises:
         ValueError: batch dimensions differ, an accumulator is unknown, a mean of integers or a
@@ -211,7 +211,7 @@ class _Summed(NamedTuple):
 
 
 class _RowsInOrder(NamedTuple):
-    """The rows of arrays in the order of the examples, of which each may give several."""
+    """The rows of arrays in the order of the examples; each may give several."""
 
     like: Any
     parts: int
@@ -243,24 +243,31 @@ class _Gathered(NamedTuple):
     parts: int
 
     def start(self) -> Rows:
-        indices, values = self.like.indices, self.like.values
-        nowhere = jnp.full((self.parts, *indices.shape), -1, indices.dtype)
-        zeros = jnp.zeros((self.parts, *values.shape), values.dtype)
-        return Rows(nowhere, zeros, self.like.shape)
+        indices, values = (
+            jnp.zeros((self.parts, *x.shape), x.dtype)
+            for x in (self.like.indices, self.like.values)
+        )
+        return Rows(indices, widen(values), self.like.shape)
 
     def add(self, total: Rows, x: Rows, i: Any) -> Rows:
         indices, values = (
-            jax.lax.dynamic_update_index_in_dim(before, new, i, 0)
+            jax.lax.dynamic_update_index_in_dim(before, cast(new, before.dtype), i, 0)
             for before, new in ((total.indices, x.indices), (total.values, x.values))
         )
         return Rows(indices, values, self.like.shape)
 
     def finish(self, total: Rows, last: Rows | None, weights: Weights) -> Rows:
         examples, size, rest = weights
+        # Of parts that were left out there are zeros, for the rows of the first part.
+        there = jnp.arange(self.parts) * size < examples
+        there = there.reshape(-1, *[1] * (total.indices.ndim - 1))
+        indices = jnp.where(there, total.indices, total.indices[:1])
+        total = Rows(indices, total.values, self.like.shape)
+        last = None if last is None else last.with_values(widen(last.values))
         if self.how == "mean":
             total = total * (size / (examples + rest))
             last = None if last is None else last * (rest / (examples + rest))
-        every = total if last is None else total + last
+        every = (total if last is None else total + last).coalesce()
         return every.with_values(cast(every.values, self.like.dtype))
 
 

@@ -293,8 +293,8 @@ def solve(
 
     Args:
         loss_fn: ``(params, *args) -> value``. As with ``jax.jit``, a call with an equal function
-            runs the program that is there: data that changes between calls belongs in `args`, not
-            in an attribute that a method reads.
+            reuses the compiled program: pass data that changes between calls in `args`, not in an
+            attribute that a method reads.
         params: where to start: a tree of floating-point or complex arrays.
         tx: the optimizer.
         args: passed to `loss_fn` after the parameters.

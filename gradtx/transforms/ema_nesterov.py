@@ -56,9 +56,9 @@ def ema_nesterov(
         m_dtype: the type of `m`; the parameter's unless given.
 
     State: `EmaNesterovState`. A step looks ahead by the value of the schedule at that step, one
-    number for all leaves: in a step in which the value changes, every leaf needs a gradient, and
-    every row of a table, or :func:`eval_params` is wrong there from then on. The authors' code
-    holds a copy of `x`; this needs none.
+    number for all leaves: in a step in which the value changes, every leaf (and every row of a
+    table) needs a gradient; where one is missing, :func:`eval_params` is wrong from then on. The
+    authors' code holds a copy of `x`; this needs none.
 
     Source: C.-Y. Yau et al., EMA-Nesterov: Stabilizing Nesterov's Lookahead for Accelerated Deep
     Learning Optimization, 2026, arXiv:2605.25395.

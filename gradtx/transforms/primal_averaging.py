@@ -73,8 +73,8 @@ def primal_averaging(
     :math:`(1 - \mu_x)(z_t - y_t) + (1 - \mu_x \mu_y) u_t`.
 
     State: `PrimalAveragingState`. There is one :math:`\mu_y` for all leaves: in a step in which its
-    schedule changes, every leaf needs a gradient, and every row of a table, or :func:`eval_params`
-    is wrong there from then on.
+    schedule changes, every leaf (and every row of a table) needs a gradient; where one is missing,
+    :func:`eval_params` is wrong from then on.
 
     Raises:
         ValueError: ``update`` is called without parameters.

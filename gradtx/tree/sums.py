@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from gradtx.leaves.paths import present_leaves
 from gradtx.leaves.rows import Rows, take_rows
-from gradtx.numerics import Norm, mathematics, widen
+from gradtx.numerics import Norm, as_inexact, mathematics, widen
 from gradtx.numerics.compiler_hints import delay
 from gradtx.numerics.norms import (
     Again,
@@ -52,12 +52,7 @@ def entries(tree: PyTree) -> list[Array]:
 
 
 def _numbers(tree: PyTree) -> list[Array]:
-    return list(map(_inexact, entries(tree)))
-
-
-def _inexact(x: Array) -> Array:
-    """`x`, or floats of integers, whose sums and squares would wrap around."""
-    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)
+    return list(map(as_inexact, entries(tree)))
 
 
 def _sums(scales: Scales, *xs: Array, on: Chip | None = None) -> list[Array]:
@@ -154,7 +149,7 @@ def norm_of_parts(totals: Array) -> Array:
 
 
 def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
-    r"""The inner product :math:`\sum_i \bar x_i y_i` of all entries.
+    r"""The inner product :math:`\sum_i \bar x_i y_i` of all entries, of integers as floats.
 
     >>> float(vdot({"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([3.0, 4.0])}))
     11.0
@@ -163,7 +158,7 @@ def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
     def of(x: Any, y: Any) -> Array:
         if jnp.shape(x) != jnp.shape(y):
             raise ValueError(f"the inner product of shapes {jnp.shape(x)} and {jnp.shape(y)}")
-        x, y = (widen(_inexact(jnp.asarray(each))) for each in (x, y))
+        x, y = (widen(as_inexact(jnp.asarray(each))) for each in (x, y))
         return jnp.sum(jnp.conj(x) * y)
 
     def on_leaf(x: Any, y: Any) -> Array:
@@ -180,14 +175,14 @@ def _total(terms: list[Array]) -> Array:
 
 
 def sum(tree: PyTree, associative_reduction: bool = False) -> Array:
-    """The sum of all entries.
+    """The sum of all entries, of integers as integers of at least 32 bits.
 
     Args:
         tree: a tree of numbers or arrays.
         associative_reduction: whether to add the sums of leaves in pairs, which compiles faster for
             many leaves and rounds differently.
     """
-    sums = [jnp.sum(widen(x)) for x in _numbers(tree)]
+    sums = [jnp.sum(widen(x)) for x in entries(tree)]
     if associative_reduction and sums:
         return jax.tree.reduce_associative(operator.add, sums)
     return _total(sums)
@@ -209,7 +204,7 @@ def min(tree: PyTree) -> Array:
 
 
 def norm(tree: PyTree, ord: int | str | float | None = None, squared: bool = False) -> Array:
-    r"""A norm of all entries together.
+    r"""A norm of all entries together, of integers as floats.
 
     Args:
         tree: a tree of numbers or arrays.

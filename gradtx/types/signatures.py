@@ -73,13 +73,13 @@ PositiveCount: TypeAlias = ScalarOrSchedule
 """An integer of at least 1, an array, or a schedule."""
 
 InitialNumber: TypeAlias = Scalar
-"""A finite number, or an array, that the initial state alone reads."""
+"""A finite number, or an array, that says where the state begins."""
 
 InitialNonNegative: TypeAlias = Scalar
-"""A number of at least 0, or an array, that the initial state alone reads."""
+"""A number of at least 0, or an array, that says where the state begins."""
 
 InitialPositive: TypeAlias = Scalar
-"""A number above 0, or an array, that the initial state alone reads."""
+"""A number above 0, or an array, that says where the state begins."""
 
 Counter: TypeAlias = jax.Array
 """Marks a field ``i32[]`` that counts the steps taken, whatever it is called."""

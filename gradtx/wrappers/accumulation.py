@@ -14,8 +14,8 @@ from gradtx.checks import (
     PositiveCount,
     PositiveInt,
     check_integer,
-    check_one_number,
     check_patterns,
+    one_number,
 )
 from gradtx.composition.chain import chain
 from gradtx.composition.gate import Decision, gate
@@ -141,11 +141,11 @@ class MicroBatches:
         if bad.shape != () or bad.dtype != bool:
             raise ValueError("should_skip_update_fn must return one boolean and a tree")
         if weight is not None:
+            weight = one_number("accumulate", "weight", weight)
             # A micro-batch without examples has 0 / 0 for a gradient, which a product would keep.
             counts = jnp.asarray(weight) != 0
             updates = jax.tree.map(functools.partial(_where, counts), updates, is_leaf=is_rows)
         weight = jnp.asarray(1.0 if weight is None else weight, jnp.float32)
-        check_one_number("accumulate", "weight", weight)
         before = state.acc_weight if self.weighted else state.mini_step.astype(jnp.float32)
         total = before + weight
         if self.noise_decay is not None:

@@ -164,9 +164,9 @@ def schedule_free(
     float32 copy instead. On `Rows` the base optimizer moves the rows that are there, but the
     update is a whole table, since the average moves every row.
 
-    State: `ScheduleFreeState`. :math:`\beta` is one number for all leaves: in a step in which its
-    schedule changes, every leaf needs a gradient, or :func:`eval_params` is wrong there from then
-    on.
+    State: `ScheduleFreeState`. There is one :math:`\beta` for all leaves: in a step in which its
+    schedule changes, every leaf needs a gradient; where one is missing, :func:`eval_params` is
+    wrong from then on.
 
     Raises:
         ValueError: ``update`` is called without parameters.

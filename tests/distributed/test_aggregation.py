@@ -224,6 +224,14 @@ def test_a_weight_is_one_number(aggregate, op):
     with pytest.raises(ValueError, match="weight must be one number, not of the shape"):
         jax.vmap(update, axis_name="data")(jnp.ones((3, 2)))
 
+    def alone(g, weight):  # an array of one, as a device's part of an array of counts
+        return tx.update(g, tx.init(g), weight=weight)[0]
+
+    counts = jnp.array([[1.0], [0.0], [3.0]])
+    found = jax.vmap(alone, axis_name="data")(jnp.eye(3, 2), counts)
+    want = np.array([1.0, 0.0]) / (4 if op == "mean" else 1)
+    np.testing.assert_allclose(found[0], want, rtol=1e-2)
+
 
 def test_what_reduces_gradients_says_over_which_axes():
     outer = gradtx.sgd(0.7)

@@ -90,6 +90,7 @@ def keras_schedule_free(*args, **options):
 
 SCHEDULES = {
     "exponential": lambda: KO.schedules.ExponentialDecay(0.1, 7, 0.5, staircase=True),
+    "exponential to 0 at once": lambda: KO.schedules.ExponentialDecay(0.1, 25, 0.0),
     "exponential to 0": lambda: KO.schedules.ExponentialDecay(0.1, 25, 0.0, staircase=True),
     "piecewise": lambda: KO.schedules.PiecewiseConstantDecay([5, 23], [0.1, 0.05, 0.01]),
     "polynomial": lambda: KO.schedules.PolynomialDecay(0.1, 9, 0.01, power=2.0, cycle=True),

@@ -188,11 +188,14 @@ def test_the_epsilon_of_adafactor_is_that_of_the_type_unless_given():
         (None, torch.float32, 2.0**-23),
         (None, torch.bfloat16, 2.0**-7),
         (0.25, torch.bfloat16, 0.25),
+        (0.0, torch.float32, 0.0),
     ):
         optimizer = TO.Adafactor([torch.nn.Parameter(p.to(dtype)) for p in ps], eps=(eps, 1e-3))
         params = [jnp.ones(s, str(dtype).removeprefix("torch.")) for s in SHAPES]
         tx, _ = from_torch(optimizer, params)
         assert gradtx.hyperparams(tx)["torch_eps"] == want
+    empty = TO.Adafactor([{"params": ps}, {"params": []}])
+    assert from_torch(empty, [jnp.ones(s) for s in SHAPES])[0]
 
 
 def test_a_scheduler_has_changed_the_rate():

@@ -49,15 +49,20 @@ def test_asgd_is_pytorch_s():
 
 def test_the_average_of_what_has_not_moved_is_where_it_is():
     """Rows that are looked up late or never, and leaves whose first gradient is late."""
-    tx, inner = gradtx.asgd(0.1, lambd=0.0, t0=0), gradtx.asgd(0.1, lambd=0.0, t0=0)
+    tx = gradtx.asgd(0.1, lambd=0.0, t0=0)
     p = {"table": jnp.ones((3, 1)), "late": jnp.ones(2)}
     whole, state = p, tx.init(p)
-    dense_state = inner.init(whole)
+    dense_state = tx.init(whole)
     for row in (0, 0, 0):
         g = {"table": gradtx.Rows(jnp.array([row]), jnp.ones((1, 1)), (3, 1)), "late": None}
         p, state = gradtx.apply_gradients(tx, g, p, state)
         g = {"table": g["table"].to_dense(), "late": jnp.zeros(2)}
-        whole, dense_state = gradtx.apply_gradients(inner, g, whole, dense_state)
-    for name in p:
+        whole, dense_state = gradtx.apply_gradients(tx, g, whole, dense_state)
+    late = gradtx.Rows(jnp.array([1]), jnp.ones((1, 1)), (3, 1))
+    p, state = gradtx.apply_gradients(tx, {"table": late, "late": None}, p, state)
+    table = gradtx.get_slot(state, "ax", "table").ravel()
+    # Row 1 was averaged once, by a third, and row 0 not since it moved.
+    np.testing.assert_allclose(table, [0.75, 1 - 0.1 / 3, 1.0], rtol=1e-6)
+    for name in ("late",):
         mean, want = (gradtx.get_slot(s, "ax", name) for s in (state, dense_state))
         np.testing.assert_allclose(mean, want, rtol=1e-6)

@@ -156,7 +156,10 @@ def test_a_step_without_a_gradient_of_a_table_is_none_for_its_rows():
 
 
 def test_rows_of_a_leaf_that_is_no_table_are_refused():
-    """A vector is one only where it is named; its rows would stay behind without a word."""
+    """A vector is one only where it is named; its rows would stay behind without a word.
+
+    Where tables are named, another leaf is lazy on purpose.
+    """
     vector, grads = {"v": jnp.zeros(3)}, {"v": gradtx.Rows(jnp.array([1]), jnp.ones(1), (3,))}
     tx = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.5))
     with pytest.raises(ValueError, match="at 'v' is Rows, and the leaf is not among the tables"):
@@ -166,6 +169,9 @@ def test_rows_of_a_leaf_that_is_no_table_are_refused():
     for g in (grads, {"v": jnp.zeros(3)}):
         p, state = gradtx.apply_gradients(named, g, p, state)
     assert p["v"].tolist() == [0.0, -1.5, 0.0]
+    both, grads = {**vector, "lazy": jnp.zeros(3)}, {**grads, "lazy": grads["v"]}
+    updates, _ = named.update(grads, named.init(both), both)
+    assert updates["lazy"].to_dense().tolist() == [0.0, -1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -284,3 +284,20 @@ def test_what_a_scan_looks_up_next_by_what_it_has_looked_up_is_refused(length):
 
     with pytest.raises(ValueError, match="looked up in 'table' depends on the parameters"):
         looked_up(decoded, PARAMS)
+
+
+@pytest.mark.parametrize("call", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_place_that_is_counted_beside_parameters_is_data(call):
+    """In the carry of a scan whose body is called, beside what is computed from rows."""
+    tokens = jnp.array([1, 2, 3])
+
+    def loss(params):
+        @call
+        def body(carry, _):
+            h, i = carry
+            return (jnp.tanh(h + take(params["table"], tokens[i]) @ params["w"]), i + 1), None
+
+        return jax.lax.scan(body, (jnp.float32(0), jnp.int32(0)), length=3)[0][0]
+
+    found = looked_up(loss, PARAMS)["table"]
+    assert sorted(found.indices.ravel().tolist()) == [1, 2, 3]

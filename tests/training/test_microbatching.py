@@ -202,5 +202,22 @@ def test_rows_of_all_parts_are_gathered(how, size):
     _, found = jax.jit(gradtx.microbatch(full, (1, 2), size, how))(table, ids, x)
     assert isinstance(found, gradtx.Rows)
     np.testing.assert_allclose(found.to_dense(), want.to_dense(), rtol=1e-6)
+    few = gradtx.microbatch(full, (1, 2), 1, how, num_real_microbatches=1)
+    with gradtx.sparse.check_indices(True):
+        _, found = few(table, ids, x)
+    np.testing.assert_allclose(found.to_dense(), full(table, ids[:1], x[:1])[1].to_dense())
     with pytest.raises(ValueError, match="Rows cannot be concatenated"):
         gradtx.microbatch(full, (1, 2), size, ("sum", "concat"))(table, ids, x)
+
+
+@pytest.mark.parametrize("size", [512, 4096])
+def test_rows_of_half_precision_are_averaged_in_single(size):
+    """A part of such a mean would vanish, or be rounded to a few digits."""
+
+    def rows(ids, x):
+        return gradtx.Rows(ids, x[:, None] / x.shape[0], (4, 1))
+
+    mean = gradtx.microbatch(rows, (0, 1), 1, "mean")
+    found = mean(jnp.ones(size, int), jnp.full(size, 1e-4, jnp.float16))
+    assert found.dtype == jnp.float16
+    np.testing.assert_allclose(found.to_dense()[1], 1e-4, rtol=2e-3)
