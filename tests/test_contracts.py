@@ -437,11 +437,16 @@ SOMETIMES = ("momo_adam",)
 
 
 def hyperparameters(tx):
-    """The hyperparameters whose range ends at a number, with that number; counts are left out."""
+    """The hyperparameters that may be schedules and whose range ends at a number, with that number.
+
+    Counts are left out.
+    """
     builder, arguments = tx.declaration.builder, tx.declaration.arguments
     for argument, value in arguments.items():
         allowed = gradtx.checks.hyperparameter_range(builder.hints.get(argument))
-        if allowed is None or allowed.integer or type(value) not in (int, float):
+        if allowed is None or allowed.integer or allowed.at_start:
+            continue
+        if type(value) not in (int, float):
             continue
         for end in allowed.low, allowed.high:
             if np.isfinite(end) and end in allowed:

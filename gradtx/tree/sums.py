@@ -136,8 +136,8 @@ def global_norm(updates: PyTree) -> Array:
 def sums_for_norm(tree: PyTree) -> Array:
     """Three sums over a part of a tree, to be added to those of the other parts.
 
-    >>> parts = [jnp.array([3 * 2.0**100])], [jnp.array([4 * 2.0**100])]
-    >>> float(norm_of_parts(sum(map(sums_for_norm, parts)))) / 2**100
+    >>> first, second = jnp.array([3 * 2.0**100]), jnp.array([4 * 2.0**100])
+    >>> float(norm_of_parts(sums_for_norm(first) + sums_for_norm(second))) / 2**100
     5.0
     """
     return sums_in_units(_sums, _numbers(tree))
