@@ -108,7 +108,7 @@ def scale_by_muon2(
     or by :math:`\epsilon`, whichever is more.
 
     >>> tx, g = scale_by_muon2(), jnp.array([[9.0, 0.1], [9.0, -0.1]])
-    >>> (tx.update(g, tx.init(g))[0] / 0.65).round(2).tolist()
+    >>> (tx.update(g, tx.init(g))[0] / 0.654).round(2).tolist()
     [[1.0, 1.0], [1.0, -1.0]]
     """
     coeffs = coefficients("scale_by_muon2", ns_coeffs, ns_steps, "frobenius")
