@@ -633,6 +633,7 @@ CHECKS = {
     ),
     "Nadam's momentum warms up (Keras, PyTorch)": warm_nadam,
     "Adafactor factors the last two dimensions (both)": trains,
+    "and bounds means from below (PyTorch)": trains,
     "weights decay before the step is computed (Keras)": lambda r, n: same(
         moves(r[0]), moves(gradtx.lamb(1e-3), gradtx.tree.scale(1 - 1e-3 * 0.004, PARAMS))
     ),
