@@ -46,6 +46,9 @@ class Nothing:
         return jax.jit(lambda p, u: jax.tree.map(jnp.add, p, u))(params, updates)
 
 
+FIRSTS = {**LIBRARIES, "nothing": Nothing}
+
+
 class Training:
     """Steps of Adam on some parameters, which are their own gradients."""
 
@@ -71,7 +74,7 @@ def first(library: str, count: int, shapes: int) -> float:
     params = leaves(count, *[(8 * (1 + i % 8), 16 * (1 + i // 8)) for i in range(shapes)])
     jax.block_until_ready(jnp.zeros([]) + 1)  # starts the backend
     start = time.process_time()
-    Training({**LIBRARIES, "nothing": Nothing}[library], params)()
+    Training(FIRSTS[library], params)()
     return time.process_time() - start
 
 
@@ -81,7 +84,7 @@ def in_a_process(library: str, count: int, shapes: int) -> float:
 
 
 def firsts(count: int, shapes: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in (*LIBRARIES, "nothing")}
+    seconds: dict[str, list[float]] = {name: [] for name in FIRSTS}
     for name in seconds:
         in_a_process(name, count, shapes)  # writes the bytecode
     for _ in range(PROCESSES):
@@ -105,9 +108,11 @@ def steps(count: int, shape: tuple[int, ...], rounds: int, before: int) -> dict[
     return interleaved(runs, rounds, before, time.process_time)
 
 
-def row(count: int, what: str, seconds: dict[str, list[float]]) -> list[object]:
-    times = [1e3 * statistics.median(seconds[name]) for name in LIBRARIES]
-    return [count, what, *times, ratio(seconds["gradtx"], seconds["optax"])]
+def row(
+    count: int, what: str, seconds: dict[str, list[float]], ours: str = "gradtx"
+) -> list[object]:
+    times = [1e3 * statistics.median(seconds[name]) for name in (ours, "optax")]
+    return [count, what, *times, ratio(seconds[ours], seconds["optax"])]
 
 
 def table() -> str:
@@ -117,8 +122,7 @@ def table() -> str:
             what = f"`init` and first step of a process, {min(count, shapes)} shapes"
             seconds = firsts(count, shapes)
             rows.append(row(count, what, seconds))
-            nothing = {**seconds, "gradtx": seconds["nothing"]}
-            rows.append(row(count, f"{what}: nothing, in place of gradtx", nothing))
+            rows.append(row(count, f"{what}: nothing, in place of gradtx", seconds, "nothing"))
         rows.append(row(count, "one of the next 15 steps, all of 64", early(count, (64,))))
         rows.append(row(count, "a later step, all of 64", later(count, (64,))))
         rows.append(row(count, "a later step, all of 64 x 64", later(count, (64, 64))))

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.declarations.scheduled import Schedules, _count
+from gradtx.declarations.scheduled import Schedules, count_of
 
 
 def test_the_first_values_are_those_before_any_step():
@@ -16,8 +16,8 @@ def test_the_first_values_are_those_before_any_step():
 
 def test_a_state_of_another_library_counts_by_that_name():
     state = optax.scale_by_adam().init(1.0)._replace(count=7)
-    assert _count(state) == 7
-    assert _count(optax.trace(0.9).init(1.0)) is None
+    assert count_of(state) == 7
+    assert count_of(optax.trace(0.9).init(1.0)) is None
 
 
 @pytest.mark.parametrize("build", [gradtx.sgd, gradtx.adam, gradtx.signum, gradtx.clip])

@@ -32,7 +32,7 @@ from gradtx.core.explanations import public_name
 from gradtx.core.pair import GradientTransformation
 from gradtx.leaves.memory import HOST, OnHost, all_near, brought_in, is_on_host
 from gradtx.leaves.packed import holds_packed
-from gradtx.leaves.paths import Where, leaves_with_path, mask_tree, path_string, with_paths
+from gradtx.leaves.paths import Where, map_present, mask_tree, path_string, with_paths
 from gradtx.leaves.shardings import dividing_axes, explicit_mesh, known_shardings
 from gradtx.leaves.whole import whole_leaves
 from gradtx.numerics import cast, scalar_dtype
@@ -171,9 +171,8 @@ class Inside:
                 why[path] = "its layers are divided between devices: shard another axis"
         self.loops.keep(lambda i: self.paths[i] not in why)
         if where is not True:
-            every = leaves_with_path(self.trained)[0]  # also those that are not trained
-            mask = jax.tree.leaves(mask_tree(self.trained, where))
-            chosen = [c for (_, x), c in zip(every, mask, strict=True) if x is not None]
+            mask = mask_tree(self.trained, where)  # also of leaves that are not trained
+            chosen = jax.tree.leaves(map_present(lambda _, c: c, self.trained, mask))
             for path, is_chosen in zip(self.paths, chosen, strict=True):
                 if is_chosen and path in why:
                     raise ValueError(f"inside: {path!r} cannot be updated inside: {why[path]}")

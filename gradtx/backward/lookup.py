@@ -209,9 +209,10 @@ def _lookups(
         )
 
     for eqn in jaxpr.eqns:
-        parameters, call, cast_parameter = _held(eqn, known), _call(eqn), None
+        parameters, call = _held(eqn, known), _call(eqn)
         if not parameters:
             continue
+        results: dict[Var, _Parameter | None] = dict.fromkeys(eqn.outvars)
         if eqn.primitive is take_p:
             if parameters[0] is None:
                 warnings.warn(
@@ -222,7 +223,7 @@ def _lookups(
             else:
                 lookups.append(_Lookup(parameters[0], eqn.outvars[0].aval, (), 1 in parameters))
         elif _is_cast(eqn, parameters):
-            cast_parameter = parameters[0]
+            results = dict.fromkeys(eqn.outvars, parameters[0])
         elif call is not None:
             use(eqn.primitive.name, [p for at, p in parameters.items() if at >= call.passed])
             inner = {
@@ -230,35 +231,35 @@ def _lookups(
                 for at, p in parameters.items()
             }
             if eqn.primitive is scan_p:
-                inner |= _carried(eqn, call.jaxpr, inner)
+                inner = _with_carries(eqn, call.jaxpr, inner)
             lookups += [
                 lookup._replace(lead=(*call.lead, *lookup.lead))
                 for lookup in _lookups(call.jaxpr, inner, other_uses)
             ]
-            results = zip(eqn.outvars, call.jaxpr.outvars, strict=True)
-            known |= {v: None for v, within in results if is_in(within, inner)}
-            continue
+            pairs = zip(eqn.outvars, call.jaxpr.outvars, strict=True)
+            results = {v: None for v, within in pairs if is_in(within, inner)}
         else:
             _refuse_within(eqn, parameters)
             use(eqn.primitive.name, parameters.values())
-        known |= dict.fromkeys(eqn.outvars, cast_parameter)
+        known |= results
     use("return", [known[v] for v in jaxpr.outvars if is_in(v, known)])
     return lookups
 
 
-def _carried(eqn: Any, body: Any, known: Known) -> dict[Var, None]:
-    """The carries of a scan that are computed from parameters in some turn."""
+def _with_carries(
+    eqn: Any, body: Any, known: dict[Var, _Parameter | None]
+) -> dict[Var, _Parameter | None]:
+    """What is known of a scan's body, with the carries computed from parameters in some turn."""
     consts, carries = scan_sizes(eqn)
-    pairs = list(zip(body.invars[consts:], body.outvars[:carries], strict=False))
-    found: dict[Var, None] = {}
+    begun, ended = body.invars[consts : consts + carries], body.outvars[:carries]
     while True:
-        begun = {**known, **found}
-        after = dict(begun)
+        after = dict(known)
         _lookups(body, after, {})
-        new = {before: None for before, v in pairs if is_in(v, after) and before not in begun}
+        pairs = zip(begun, ended, strict=True)
+        new = {v: None for v, end in pairs if is_in(end, after) and v not in known}
         if not new:
-            return found
-        found |= new
+            return known
+        known = {**known, **new}
 
 
 def _is_cast(eqn: Any, parameters: Mapping[int, _Parameter | None]) -> bool:

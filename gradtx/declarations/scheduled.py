@@ -73,7 +73,7 @@ class Schedules:
             clock: the state class, of a count alone, that replaces an empty state.
         """
         # A ScheduledState belongs to an inner transformation: this one has a clock of its own.
-        if _count(state) is not None and not isinstance(state, ScheduledState):
+        if count_of(state) is not None and not isinstance(state, ScheduledState):
             return state
         count = jnp.zeros([], jnp.int32)
         return ScheduledState(count, state) if clock is None else clock(count)
@@ -91,7 +91,7 @@ class Schedules:
             run: ``(declaration, state) -> (updates, state)``, of the declaration with these values.
             state: the state, which holds the count.
         """
-        count = _count(state)
+        count = count_of(state)
         if count is None:
             raise TypeError(
                 f"{self.declaration.name}: {', '.join(self.names)} is a schedule, and the "
@@ -107,7 +107,7 @@ class Schedules:
         return run(evaluated, state)
 
 
-def _count(state: State) -> Any:
+def count_of(state: State) -> Any:
     """The steps that a state has counted, or None if it has no counter."""
     names = counters(type(state))
     return getattr(state, names[0]) if names else None

@@ -102,6 +102,7 @@ def aggregate(
         del params, extra_args
         if bound_size("aggregate", axis_name) is None:
             return updates, state
+        weight = own_weight(weight)
         leaves, treedef = leaves_with_path(updates)
         present = [(path, leaf) for path, leaf in leaves if leaf is not None]
         arrays = [gradient(g.values if is_rows(g) else g, path) for path, g in present]
@@ -187,6 +188,7 @@ def share_value(inner: GradientTransformation, axis_name: AxisName) -> GradientT
         value, weight = map(inner_step.extra_args.get, ("value", "weight"))
         mean: dict[str, Any] = {}
         if value is not None and bound_size("share_value", axis_name) is not None:
+            weight = own_weight(weight)
             total = jax.lax.psum(weigh(widen(jnp.asarray(value)), weight), axis_name)
             mean["value"] = divide_by(total, total_weight(axis_name, weight))
             mean |= dict.fromkeys(set(LOSSES) & set(inner_step.extra_args), _of_one_device)
@@ -210,21 +212,20 @@ def message_bytes(params: Params) -> int:
     )
 
 
+def own_weight(weight: Any) -> Any:
+    """This device's weight as a number without dimensions; None if there are no weights."""
+    return None if weight is None else one_number("aggregation", "weight", weight)
+
+
 def weigh(g: Array, weight: Any) -> Array:
     """A gradient times this device's weight, if there are weights."""
     # A device without examples has 0 / 0 for a gradient, which a product with 0 would keep.
-    if weight is None:
-        return g
-    weight = one_number("aggregation", "weight", weight)
-    return jnp.where(jnp.asarray(weight) == 0, 0, g * weight)
+    return g if weight is None else jnp.where(jnp.asarray(weight) == 0, 0, g * weight)
 
 
 def total_weight(axis_name: AxisName, weight: Any) -> Any:
     """The sum of the weights of all devices, or their number."""
-    if weight is None:
-        return jax.lax.psum(1, axis_name)
-    weight = jnp.asarray(one_number("aggregation", "weight", weight))
-    return jax.lax.psum(widen(1.0 * weight), axis_name)
+    return jax.lax.psum(1 if weight is None else widen(1.0 * jnp.asarray(weight)), axis_name)
 
 
 def divide_by(x: Array, total: Any) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import PositiveFraction, PositiveInt
 from gradtx.core.pair import GradientTransformation, transformation
-from gradtx.distributed.aggregation import divide_by, total_weight, weigh
+from gradtx.distributed.aggregation import divide_by, own_weight, total_weight, weigh
 from gradtx.engine.leaves import gradient, parameter
 from gradtx.leaves.paths import aligned, leaves_with_path, path_string
 from gradtx.leaves.rows import is_rows
@@ -132,7 +132,7 @@ class _Compression(NamedTuple):
             n: [x for x, g in zip(column, all_leaves, strict=True) if g is not None]
             for n, column in columns.items()
         }
-        weighed = self.weighed(present, weight, devices)
+        weighed = self.weighed(present, own_weight(weight), devices)
         contributions = [x + self.decay * e for x, e in zip(weighed, slots["error"], strict=True)]
         means, sent, new = self.exchange(contributions, slots, devices)
         new["error"] = [x - s for x, s in zip(contributions, sent, strict=True)]

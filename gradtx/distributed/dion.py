@@ -8,7 +8,13 @@ from gradtx.checks import Decay, NonNegative, PositiveFraction, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
-from gradtx.distributed.aggregation import aggregate, divide_by, total_weight, weigh
+from gradtx.distributed.aggregation import (
+    aggregate,
+    divide_by,
+    own_weight,
+    total_weight,
+    weigh,
+)
 from gradtx.engine.leaves import gradient
 from gradtx.engine.matrices import MatrixDimensions, as_matrices
 from gradtx.leaves.paths import Where, leaves_with_path
@@ -125,7 +131,7 @@ def scale_by_distributed_dion(
         matrices = _matrices(updates, dimensions)
         check_varying(_LABEL, axis_name, list(matrices.values()))
         if weight is not None:
-            updates = _weighed(updates, matrices, weight, axis_name, devices)
+            updates = _weighed(updates, matrices, own_weight(weight), axis_name, devices)
         return on_many.update(updates, state, params, **extra_args)
 
     def message_bytes(params: Params) -> int:

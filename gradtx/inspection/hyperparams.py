@@ -14,14 +14,13 @@ from gradtx.core.pair import GradientTransformation, transformations_in, with_ex
 from gradtx.core.traits import Links
 from gradtx.declarations.declaration import Declaration, Declared, DeclaredData
 from gradtx.declarations.host_values import as_schedule
-from gradtx.declarations.scheduled import ScheduledState, Schedules
+from gradtx.declarations.scheduled import ScheduledState, count_of
 from gradtx.inspection.dotted_paths import paths_ending_in
 from gradtx.leaves.paths import with_paths
 from gradtx.types import (
     INNER,
     Schedule,
     State,
-    counters,
     factor_fields,
     fields_of,
     masked_fields,
@@ -62,13 +61,8 @@ def _steps(state: State) -> Any:
     for path, leaf in with_paths(state)[0]:
         if path and getattr(path[-1], "name", None) == "count":
             return leaf
-    counting = filter(_counts, jax.tree.leaves(state, is_leaf=_counts))
-    return next((getattr(part, counters(part.__class__)[0]) for part in counting), 0)
-
-
-def _counts(x: Any) -> bool:
-    """Whether a part of a state counts steps, under whatever name."""
-    return hasattr(x, "_fields") and bool(counters(x.__class__))
+    parts = jax.tree.leaves(state, is_leaf=lambda x: count_of(x) is not None)
+    return next((count for count in map(count_of, parts) if count is not None), 0)
 
 
 def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[str, Any]:
@@ -173,7 +167,7 @@ def _by_path(tx: Any, state: State | None) -> dict[str, Any]:
         elif _is_data(value):
             values |= {f"{name}.{key}": v for key, v in _by_path(value, None).items()}
     links: list[tuple[str, GradientTransformation, State | None]] = []
-    if isinstance(state, ScheduledState) and Schedules(tx.declaration):
+    if isinstance(state, ScheduledState) and tx.scheduled:
         state = state.inner_state  # the count beside it is that of its own schedules
     for name, child in _children(tx):
         part = None if state is None else _child_state(name, state)

@@ -51,8 +51,10 @@ def _prefix_within(state: Any, field: str, prefix: str) -> str:
     """
     if field not in fields_of(state.__class__, INNER):
         return f"{prefix}{field}."
-    within = {name for before, name, _ in walk_slots(getattr(state, field)) if not before}
-    return f"{prefix}{field}." if within & {*slot_fields(state.__class__)} else prefix
+    own = slot_fields(state.__class__)
+    inner = walk_slots(getattr(state, field)) if own else ()
+    clash = any(name in own for before, name, _ in inner if not before)
+    return f"{prefix}{field}." if clash else prefix
 
 
 def slots_by_name(state: State) -> dict[str, Any]:

@@ -3,17 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gradtx.interop.reading import Options, finite
+from gradtx.interop.reading import Options, finite, powers
 from gradtx.schedules.cyclic import cosine_restarts_schedule
 from gradtx.schedules.decay import (
     constant_schedule,
     cosine_decay_schedule,
-    exponential_decay,
     inverse_time_decay,
     linear_schedule,
     polynomial_schedule,
 )
-from gradtx.schedules.piecewise import join_schedules, piecewise_constant_schedule
+from gradtx.schedules.piecewise import join_schedules
 from gradtx.types import Schedule
 
 
@@ -40,10 +39,7 @@ def learning_rate(where: str, value: Any) -> float | Schedule:
 
 def _exponential(o: Options) -> Schedule:
     start, steps, rate = _common(o)
-    staircase = o.flag("staircase")
-    if rate == 0:  # which in Keras ends the rate
-        return piecewise_constant_schedule(start, {steps if staircase else 1: 0.0})
-    return exponential_decay(start, steps, rate, staircase=staircase)
+    return powers(start, steps, rate, o.flag("staircase"))
 
 
 def _inverse_time(o: Options) -> Schedule:

@@ -10,11 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.leaves.paths import leaves_with_path, map_with_paths, path_string
+from gradtx.schedules.decay import exponential_decay
+from gradtx.schedules.piecewise import piecewise_constant_schedule
 from gradtx.schedules.products import multiply_schedules
-from gradtx.types import Params, State, slot_fields
+from gradtx.types import Params, Schedule, State, slot_fields
 
 _REQUIRED: Any = object()
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+def powers(start: float, steps: int, factor: float, staircase: bool) -> Schedule:
+    """Exponential decay as in PyTorch and Keras, where a factor of 0 ends the rate."""
+    if factor == 0:
+        return piecewise_constant_schedule(start, {steps if staircase else 1: 0.0})
+    return exponential_decay(start, steps, factor, staircase=staircase)
 
 
 class Options:

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.core.pair import GradientTransformation
-from gradtx.interop.reading import finite
+from gradtx.interop.reading import finite, powers
 from gradtx.schedules.cyclic import cosine_restarts_schedule, cyclic_schedule
 from gradtx.schedules.decay import (
     constant_schedule,
     cosine_decay_schedule,
-    exponential_decay,
     linear_schedule,
     polynomial_schedule,
 )
@@ -216,24 +215,17 @@ def _restarts(s: Any, i: int, base: float) -> Schedule:
     return cosine_restarts_schedule(base, s.T_0, t_mul=s.T_mult, alpha=alpha)
 
 
-def _powers(base: float, epochs: int, gamma: float) -> Schedule:
-    """The base rate times `gamma` after every `epochs`; a `gamma` of 0 ends it, as in PyTorch."""
-    if gamma == 0:
-        return piecewise_constant_schedule(base, {epochs: 0.0})
-    return exponential_decay(base, epochs, gamma, staircase=epochs > 1)
-
-
 # Schedules from the base rate and the epoch alone.
 _OF_BASE: dict[str, Callable[[Any, int, float], Schedule]] = {
     "LambdaLR": lambda s, i, base: multiply_schedules(base, _function(s, i)),
     "MultiplicativeLR": lambda s, i, base: multiplicative_schedule(base, _function(s, i)),
-    "StepLR": lambda s, i, base: _powers(base, s.step_size, s.gamma),
+    "StepLR": lambda s, i, base: powers(base, s.step_size, s.gamma, staircase=True),
     "MultiStepLR": _milestones,
     "ConstantLR": _constant,
     "LinearLR": lambda s, i, base: linear_schedule(
         base * s.start_factor, base * s.end_factor, s.total_iters
     ),
-    "ExponentialLR": lambda s, i, base: _powers(base, 1, s.gamma),
+    "ExponentialLR": lambda s, i, base: powers(base, 1, s.gamma, staircase=False),
     "PolynomialLR": lambda s, i, base: polynomial_schedule(base, 0.0, s.power, s.total_iters),
     "CosineAnnealingLR": _cosine,
     "CosineAnnealingWarmRestarts": _restarts,

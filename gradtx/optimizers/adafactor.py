@@ -64,11 +64,16 @@ def factored_shapes(
     return shape[:d0] + shape[d0 + 1 :], shape[:d1] + shape[d1 + 1 :], (1,)
 
 
+def mean_of_rows(row: Array, dims: tuple[int, int]) -> Array:
+    """The mean of R, the means over ``dims[1]``."""
+    d1, d0 = dims
+    return jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
+
+
 def root_factors(row: Array, col: Array, dims: tuple[int, int]) -> tuple[Array, Array]:
     """The factors of 1 / sqrt(R C / mean(R)): R the means over ``dims[1]``, C over ``dims[0]``."""
     d1, d0 = dims
-    mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
-    by_row = jnp.expand_dims(inverse_root(row) * root(mean), d0)
+    by_row = jnp.expand_dims(inverse_root(row) * root(mean_of_rows(row, dims)), d0)
     return by_row, jnp.expand_dims(inverse_root(col), d1)
 
 
@@ -170,7 +175,7 @@ def _factored_within(
     square, beta, eps = abs_sq(g), options.decay(t), options.torch_eps
     row = ema(options.mean(square, d0), s.v_row, beta)
     col = ema(options.mean(square, d1), s.v_col, beta)
-    mean = jnp.maximum(jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True), eps)
+    mean = jnp.maximum(mean_of_rows(row, dims), eps)
     estimate = jnp.expand_dims(divide(row, mean), d0) * jnp.expand_dims(col, d1)
     u = g * inverse_root(jnp.maximum(estimate, eps**2))
     return options.clipped(u), {"v_row": row, "v_col": col, "v": s.v}

@@ -13,6 +13,12 @@ from gradtx.numerics import Step, cast, compute_dtype, mean_dtype, own_copy, wid
 from gradtx.types import Array, DType, Params, Slots, TreeScalar
 
 
+def first_iterate(p: Any, dtype: DType | None) -> Array:
+    """A copy of a parameter, in the type in which `z` is kept; float32 or wider unless given."""
+    p = jnp.asarray(p)
+    return own_copy(p, compute_dtype(p.dtype) if dtype is None else mean_dtype(p, dtype))
+
+
 def average_beyond(params: Params, z: Slots, between: Any) -> Params:
     """The average `x` of which the parameters have the part `between`, and `z` the rest."""
 
@@ -93,8 +99,7 @@ def primal_averaging(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        dtype = compute_dtype(p.dtype) if state_dtype is None else mean_dtype(p, state_dtype)
-        return {"z": own_copy(p, dtype)}
+        return {"z": first_iterate(p, state_dtype)}
 
     def rule(u: Array, s: Any, t: Step, y: Array) -> Any:
         z = s.z + u

@@ -255,13 +255,14 @@ def allclose(
 
 def all_finite(tree: PyTree) -> Array:
     """Whether no entry of a tree is NaN or infinite; integers count as finite."""
-    return jnp.all(jnp.array([mathematics.all_finite(x) for x in _floats(tree)], bool))
+    return jnp.all(jnp.array([mathematics.all_finite(x) for x in floating_entries(tree)], bool))
 
 
 def any_nan(tree: PyTree) -> Array:
     """Whether an entry of a tree is NaN."""
-    return jnp.any(jnp.array([mathematics.any_nan(x) for x in _floats(tree)], bool))
+    return jnp.any(jnp.array([mathematics.any_nan(x) for x in floating_entries(tree)], bool))
 
 
-def _floats(tree: PyTree) -> list[Array]:
+def floating_entries(tree: PyTree) -> list[Array]:
+    """The arrays of :func:`entries` that are no integers."""
     return [x for x in entries(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]

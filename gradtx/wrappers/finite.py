@@ -14,7 +14,7 @@ from gradtx.core.pair import (
     with_extra_args_support,
 )
 from gradtx.numerics import increment
-from gradtx.tree.sums import all_finite, entries
+from gradtx.tree.sums import all_finite, floating_entries
 from gradtx.types import Array, InnerState, Params, PyTree, State, Updates
 
 
@@ -98,8 +98,7 @@ def _not_finite(updates: PyTree) -> Array:
 
     counts = [
         jax.lax.platform_dependent(x, cpu=in_parts, default=whole)
-        for x in entries(updates)
-        if jnp.issubdtype(x.dtype, jnp.inexact)
+        for x in floating_entries(updates)
     ]
     return sum(counts, jnp.int32(0))
 

@@ -21,11 +21,8 @@ from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import is_rows
 from gradtx.numerics import (
     cast,
-    compute_dtype,
     divide,
     increment,
-    mean_dtype,
-    own_copy,
     real_dtype,
     widen,
 )
@@ -35,7 +32,7 @@ from gradtx.optimizers.sgd import sgd
 from gradtx.schedules.decay import linear_schedule
 from gradtx.schedules.piecewise import warmup_constant_schedule
 from gradtx.transforms.decay import add_decayed_weights
-from gradtx.transforms.primal_averaging import average_beyond
+from gradtx.transforms.primal_averaging import average_beyond, first_iterate
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, InnerState, Params, ParamsT, Slots, State, Updates
 
@@ -89,13 +86,6 @@ def _at(hyperparameter: Any, count: Any, dtype: DType) -> Array:
     """The value of a hyperparameter at a step."""
     value = hyperparameter(count) if callable(hyperparameter) else hyperparameter
     return jnp.asarray(value, dtype)
-
-
-def _first_iterate(state_dtype: DType | None, p: Any) -> Any:
-    """A copy of a parameter, in the type in which `z` is stored."""
-    p = jnp.asarray(p)
-    dtype = compute_dtype(p.dtype) if state_dtype is None else mean_dtype(p, state_dtype)
-    return own_copy(p, dtype)
 
 
 def _stepping(share: Array, old: Array, new: Array) -> Callable[[Array, Array, Array], Array]:
@@ -193,7 +183,7 @@ def schedule_free(
             step_count=jnp.ones([], jnp.int32),
             max_lr=jnp.zeros([], dtype),
             base_optimizer_state=base.init(params),
-            z=map_present(partial(_first_iterate, state_dtype), params),
+            z=map_present(partial(first_iterate, dtype=state_dtype), params),
         )
 
     def weights(state: Any, count: Array) -> tuple[Array, Array, Array]:

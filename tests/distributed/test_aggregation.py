@@ -233,6 +233,21 @@ def test_a_weight_is_one_number(aggregate, op):
     np.testing.assert_allclose(found[0], want, rtol=1e-2)
 
 
+def test_an_array_of_one_weight_keeps_the_noise_a_number():
+    tx = gradtx.aggregate("data", noise_decay=0.5)
+
+    def step(g, weight):
+        return tx.update(g, tx.init(g), weight=weight)[1].noise_scale
+
+    weights = jnp.array([1.0, 2.0, 3.0])
+    for found, want in zip(
+        jax.tree.leaves(jax.vmap(step, axis_name="data")(jnp.eye(3), weights[:, None])),
+        jax.tree.leaves(jax.vmap(step, axis_name="data")(jnp.eye(3), weights)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, want)
+
+
 def test_what_reduces_gradients_says_over_which_axes():
     outer = gradtx.sgd(0.7)
     pairs = {
