@@ -192,6 +192,8 @@ _DIFFERENT = "the new and the old tensors are different trees"
 def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any) -> ParamsT:
     r"""Move old tensors towards new ones: :math:`s\, x_{new} + (1 - s)\, x_{old}`.
 
+    Each stays in the type of the old tensor; of integers, the nearest one is taken.
+
     Args:
         new_tensors: the tree to move to.
         old_tensors: the tree to move from.
@@ -210,7 +212,10 @@ def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any
     def on_leaf(new: Any, old: Any) -> Any:
         if new is None:
             return None
-        return (step_size * widen(new) + (1 - step_size) * widen(old)).astype(old.dtype)
+        new, old = jnp.asarray(new), jnp.asarray(old)
+        moved = step_size * widen(new) + (1 - step_size) * widen(old)
+        inexact = jnp.issubdtype(old.dtype, jnp.inexact)
+        return (moved if inexact else jnp.round(moved)).astype(old.dtype)
 
     leaves, treedef = leaves_with_path(new_tensors)
     old = aligned(_DIFFERENT, new_tensors, treedef, old_tensors)

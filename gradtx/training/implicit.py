@@ -20,7 +20,9 @@ from gradtx.leaves.packed import packed_like, unpack
 from gradtx.leaves.paths import leaves_with_path, path_string, select
 from gradtx.leaves.shardings import automatic, explicit
 from gradtx.numerics import is_zero, widen
+from gradtx.programs.tracing import is_tracer
 from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot
+from gradtx.tree.sums import norm_of_all
 from gradtx.types import Array, Params, PyTree
 
 LinearMethod = Literal["cg", "gmres", "bicgstab"]
@@ -96,7 +98,7 @@ def checked(
     Raises:
         ValueError: a field is out of its range; `tx` does not end at a fixed point that follows
             from its record.
-        TypeError: it is neither a boolean nor an `Implicit`.
+        TypeError: it is neither a boolean nor an `Implicit`; a number in a field is traced.
     """
     if not isinstance(implicit, bool | Implicit):
         raise TypeError(f"solve: implicit must be True, False or Implicit(...), not {implicit!r}")
@@ -114,6 +116,10 @@ def checked(
             "proximal step is not: use 'gmres' or 'bicgstab'"
         )
     check_integer("solve", "implicit.max_steps", max_steps, least=1)
+    for name, value in (("tol", tol), ("ridge", ridge), ("rate", rate)):
+        if is_tracer(value):
+            raise TypeError(f"solve: implicit.{name} must be a number, and is traced: {value}")
+    tol, ridge, rate = None if tol is None else float(tol), float(ridge), float(rate)
     for name, value, fits, range in (
         ("tol", tol, tol is None or 0 < tol < math.inf, "above 0"),
         ("ridge", ridge, 0 <= ridge < math.inf, "at least 0"),
@@ -122,7 +128,7 @@ def checked(
         if not fits:
             raise ValueError(f"solve: implicit.{name} must be {range} and finite, not {value!r}")
     _check_optimizer(tx, unpack(params))
-    return options
+    return options._replace(tol=tol, ridge=ridge, rate=rate)
 
 
 def _check_optimizer(tx: GradientTransformation, params: Params) -> None:
@@ -323,6 +329,10 @@ def _solved(
         return automatic(functools.partial(steps, explicit(matrix, right)), right, right)
 
     def steps(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
+        # The squares of a right-hand side of length 1 neither overflow nor vanish.
+        length = norm_of_all(right)
+        size = jnp.where(length.value == 0, 1, length.value)
+        right = jax.tree.map(lambda b: b / length.unit / size, right)
         most = options.max_steps
         if method == "cg":
             u = _conjugate_gradients(matrix, right, tol, most)
@@ -332,7 +342,7 @@ def _solved(
             outer = -(-most // _RESTART)
             u, _ = sparse.gmres(matrix, right, tol=tol, restart=_RESTART, maxiter=outer)
         solved = norm_sq(sub(matrix(u), right)) <= max(_UNSOLVED, tol) ** 2 * norm_sq(right)
-        return jax.tree.map(lambda u: jnp.where(solved, u, jnp.nan), u)
+        return jax.tree.map(lambda u: jnp.where(solved, u * size * length.unit, jnp.nan), u)
 
     return jax.lax.custom_linear_solve(
         matrix, right, reached, transpose_solve=reached, symmetric=method == "cg"

@@ -41,11 +41,12 @@ def microbatch(
         in_axes: the batch dimension of each argument in `argnums`, then `argnames`.
         num_real_microbatches: stop after this many parts, a number that may be traced, and then is
             taken for at most all; the mean is then over their examples (Optax's
-            ``RUNNING_MEAN``), and the rest of a concatenation is 0.
+            ``RUNNING_MEAN``; NaN for none), and the rest of a concatenation is 0.
 
     Returns:
         The function. A part has every n-th example, so that a batch that is sharded over devices
-        stays where it is. Sums and means are taken in float32 or wider. A concatenation is in the
+        stays where it is. Sums and means are taken in float32 or wider, of short integers
+        in int32, in which the sum then is. A concatenation is in the
         order of the examples; each may give several rows. The sum of `Rows` of a table has the rows
         of all parts.
 
@@ -90,7 +91,7 @@ def microbatch(
                     f"not {real}"
                 )
         elif real is not None:
-            real = jnp.clip(real, 0, batch.parts)
+            real = jnp.clip(jnp.asarray(real).astype(jnp.int32), 0, batch.parts)
         return batch.accumulated(accumulator, real)
 
     return parted
@@ -196,7 +197,8 @@ class _Summed(NamedTuple):
     like: Any
 
     def start(self) -> Array:
-        return widen(jnp.zeros(self.like.shape, self.like.dtype))
+        zero = jnp.zeros(self.like.shape, self.like.dtype)
+        return widen(zero) if jnp.issubdtype(zero.dtype, jnp.inexact) else jnp.sum(zero[None], 0)
 
     def add(self, total: Array, x: Array, i: Any) -> Array:
         return total + cast(x, total.dtype)
@@ -204,10 +206,12 @@ class _Summed(NamedTuple):
     def finish(self, total: Array, last: Any, weights: Weights) -> Array:
         examples, size, rest = weights
         if self.how == "mean":
-            total = total * size
-            total = total if last is None else total + widen(last) * rest
-            return cast(total / (examples + rest), self.like.dtype)
-        return cast(total if last is None else total + widen(last), self.like.dtype)
+            total = total / ((examples + rest) / size)
+            total = total if last is None else total + widen(last) / ((examples + rest) / rest)
+            return cast(total, self.like.dtype)
+        total = total if last is None else total + cast(last, total.dtype)
+        inexact = jnp.issubdtype(self.like.dtype, jnp.inexact)
+        return cast(total, self.like.dtype) if inexact else total
 
 
 class _RowsInOrder(NamedTuple):

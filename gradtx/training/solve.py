@@ -357,9 +357,23 @@ def solve(
             "pass one of them"
         )
     run = _Run(max_steps, bool(record), _SameObject(trainable), bool(unrolled))
+    loss_fn = _static(loss_fn)
     if options is None:
         return _solve(loss_fn, run, tx, params, args, tolerances)
     return _solve_implicitly(loss_fn, run, options, tx, params, args, tolerances)
+
+
+def _static(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as an argument that `jit` takes as static.
+
+    One without a hash, such as a dataclass that is compared by its fields, is as the new object
+    around it, so that each call compiles what its fields now are.
+    """
+    try:
+        hash(function)
+    except TypeError:
+        return functools.partial(function)
+    return function
 
 
 class _SameObject:
@@ -508,7 +522,7 @@ class _Descent(NamedTuple):
         steps = now.steps + jnp.where(done, 0, 1)
         fell = _fell(scale, scale_in(tx, state))
         anchor = anchor._replace(value=jnp.where(fell, jnp.inf, anchor.value))
-        still = _same(new, now.params) & ~fell
+        still = _same(self.selected(new), at) & ~fell
         # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
         waiting = jax.lax.cond(
             still & moves,

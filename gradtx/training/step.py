@@ -75,6 +75,7 @@ class TrainStep(Generic[*Told]):
             TypeError: something else stands in place of the state.
         """
         is_first = not self._started
+        flat_before = self._flat_steps(state) if is_first else 0
         if is_first:
             # A weakly typed parameter, such as jnp.array(1.0), is strong after the first step.
             if any(getattr(p, "weak_type", False) for p in jax.tree.leaves(params)):
@@ -101,17 +102,23 @@ class TrainStep(Generic[*Told]):
                 explain("make_step", error, self.tx.init, params, state, params)
             raise
         if is_first:
-            self._look_at_first(done)
+            self._look_at_first(done, flat_before)
         elif self._asks_first:
             self._backlog.add(done[2])
         return done
 
-    def _look_at_first(self, done: tuple[Any, ...]) -> None:
+    def _flat_steps(self, state: State) -> int:
+        """How many steps before found no difference, if gradients are estimated."""
+        flat = getattr(state, "flat_steps", 0)
+        return 0 if estimator_of(self.tx) is None or is_tracer(flat) else int(flat)
+
+    def _look_at_first(self, done: tuple[Any, ...], flat_before: int) -> None:
         """Warn if the first step found no difference between the values of the loss."""
         gradients = estimator_of(self.tx)
         if gradients is not None:
             params, state, value = done[:3]
-            say_if_flat(gradients, state.flat_steps, jax.tree.leaves(value)[0], params)
+            flat = state.flat_steps - flat_before
+            say_if_flat(gradients, flat, jax.tree.leaves(value)[0], params)
 
     def init(self, params: Params) -> State:
         """The initial state for the trained parameters, sharded if the step is."""

@@ -20,6 +20,10 @@ def flatten(inner: GradientTransformation) -> GradientTransformation:
     Args:
         inner: the transformation.
 
+    A leaf without a gradient counts as zeros in ``update``. :func:`apply_gradients` and
+    :func:`minimize` leave such leaves out of the parameters, and the vector would be too short:
+    give them zeros there.
+
     State: the inner transformation's, for the vector. Leaves of several types make one vector per
     type, in a dict; Optax widens them all to one type.
 

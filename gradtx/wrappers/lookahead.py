@@ -12,8 +12,9 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
-from gradtx.leaves.paths import is_leaf, map_present
+from gradtx.leaves.paths import is_leaf, map_present, merge
 from gradtx.leaves.rows import dense
+from gradtx.leaves.whole import whole_of
 from gradtx.numerics import cast, increment, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates
@@ -121,7 +122,8 @@ def lookahead(
             to_fast = map_present(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
             new_fast_state = fast_state
             if reset_state:  # at the parameters from which training goes on
-                new_fast_state = in_form_of(tx.init(apply_updates(fast, to_fast)), fast_state)
+                synced = merge(apply_updates(fast, to_fast), whole_of(fast))
+                new_fast_state = in_form_of(tx.init(synced), fast_state)
             if paired:
                 to_slow = map_present(
                     lambda u, t, s: cast(t - widen(s), s.dtype), new, target, slow

@@ -15,11 +15,13 @@ from gradtx.core.pair import GradientTransformation, transformation, with_extra_
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import dense
+from gradtx.leaves.whole import whole_of
 from gradtx.numerics import cast, divide, increment, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.optimizers.sgd import sgd
 from gradtx.programs.tracing import is_tracer
 from gradtx.transforms.norms import adaptive_normalize
+from gradtx.tree.sums import norm_of_all
 from gradtx.types import Array, Params, PyTree, Slots, State, StateOf, Updates
 
 
@@ -126,7 +128,7 @@ class _SharpnessAware(NamedTuple):
                 grads = jax.lax.pmean(grads, self.batch_axis_name)
         grads = grads if self.blend is None else self.blend(updates, grads)
         if self.reset_state:
-            adv_state = self.adversary.init(params)
+            adv_state = self.adversary.init(whole_of(params))
         new, opt_state = outer(grads, state.opt_state, params, grad_fn=None)
         return new, state._replace(opt_state=opt_state, adv_state=adv_state)
 
@@ -191,7 +193,9 @@ def sam(
             makes one move, and between the steps the parameters are the worse ones.
         batch_axis_name: in opaque mode, an axis over which to average the gradients.
 
-    State: `SAMState`. `Rows` become whole tables.
+    State: `SAMState`. `Rows` become whole tables. Where every call makes one move, a leaf must have
+    a gradient in all calls of a round or in none: without one at the step, the leaf stays at the
+    worse point.
 
     Raises:
         TypeError: in opaque mode `sync_period` is traced, as a schedule's value is.
@@ -307,11 +311,17 @@ def gsam(
     """
 
     def blend(clean: Updates, worse: Updates) -> Updates:
+        # Squares of gradients in these units neither overflow nor vanish.
+        near, here = norm_of_all(worse).unit, norm_of_all(clean).unit
+        w, c = (
+            map_present(lambda g, unit=unit: widen(g) / unit, x)
+            for x, unit in ((worse, near), (clean, here))
+        )
         # The part parallel to `worse`, as a multiple of it. Leaves without a gradient are None.
-        along = divide(jnp.real(tree.vdot(worse, clean)), tree.norm_sq(worse))
+        along = divide(jnp.real(tree.vdot(w, c)), tree.norm_sq(w)) * here
 
         def on_leaf(w: Any, c: Any) -> Any:
-            return cast(widen(w) - alpha * (widen(c) - along * widen(w)), w.dtype)
+            return cast(widen(w) - alpha * (widen(c) - along * (widen(w) / near)), w.dtype)
 
         return tree.map_updates(on_leaf, worse, clean)
 

@@ -74,6 +74,10 @@ def test_moving_averages_of_trees_like_optax():
     chex.assert_trees_all_close(got, optax.incremental_update(new, old, 0.25), rtol=1e-6)
     short = jax.tree.map(lambda x: x.astype(jnp.bfloat16), old)
     assert gradtx.incremental_update(new, short, 0.25)["w"].dtype == jnp.bfloat16
+    counts = jnp.arange(60)
+    for step in (0.001, 0.1, 0.3, 0.7):
+        np.testing.assert_array_equal(gradtx.incremental_update(counts, counts, step), counts)
+    assert gradtx.incremental_update(1.0, 0.0, 0.25) == 0.25
 
 
 def test_a_copy_is_renewed_at_every_third_step_like_optax():

@@ -501,6 +501,10 @@ def test_a_scale_too_small_for_the_type_of_the_loss_is_told_with_one_that_would_
         with pytest.warns(UserWarning, match=words):
             _, state, _ = step(x, step.init(x))
         assert int(step(x, state)[1].flat_steps) == 2
+        resumed = gradtx.make_step(flat, gradtx.sgd(0.1), gradients=enough)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert int(resumed(jnp.copy(x), state)[1].flat_steps) == 1
     with pytest.warns(UserWarning, match=r"in float16.*scale=1e-01 would do"):
         gradtx.compute_gradients(
             lambda x: flat(x).astype(jnp.float16), x, gradients=gradtx.spsa(1e-5), gradients_key=0

@@ -780,3 +780,43 @@ def test_the_map_of_a_user_s_own():
     tried(of_ones_own(Nearest(at_least_one, rate="rate"), FALLING))
     with pytest.raises(ValueError, match="of_ones_own, where rate is a schedule"):
         tried(of_ones_own(Nearest(at_least_one), FALLING))
+
+
+@pytest.mark.parametrize("method", ["cg", "gmres", "bicgstab"])
+def test_a_derivative_whose_square_is_no_number(method):
+    """The solution is `a`, whatever multiplies what is differentiated, or the loss."""
+    a = jnp.float32([1.0, 2.0])
+
+    def solution(a, factor=1.0):
+        def loss(x):
+            return factor * jnp.sum((x - a) ** 2) / 2
+
+        tx = gradtx.sgd(1.0 / factor)
+        how = Implicit(method)
+        return gradtx.solve(loss, jnp.zeros_like(a), tx, max_steps=2, implicit=how).params
+
+    for size in (1e-30, 1e-20, 1e20, 1e30):
+        found = jax.grad(lambda a, size=size: size * jnp.sum(solution(a)))(a)
+        np.testing.assert_allclose(found, size * np.ones(2), rtol=1e-5)
+    if method == "cg":
+        for factor in (1e-20, 1e19):
+            found = jax.jacfwd(functools.partial(solution, factor=factor))(a)
+            np.testing.assert_allclose(found, np.eye(2), rtol=1e-5, atol=1e-6)
+    assert np.isnan(jax.grad(lambda a: jnp.inf * jnp.sum(solution(a)))(a)).all()
+
+
+def test_a_number_in_a_field_may_be_an_array_that_is_known():
+    def tried(ridge):
+        def loss(x, a):
+            return jnp.sum((x - a) ** 2) / 2
+
+        def solution(a):
+            how = Implicit(ridge=ridge)
+            tx = gradtx.sgd(1.0)
+            return gradtx.solve(loss, jnp.zeros(()), tx, a, max_steps=2, implicit=how).params
+
+        return jax.grad(solution)(2.0)
+
+    assert tried(jnp.float32(1.0)) == tried(1.0) == 0.5
+    with pytest.raises(TypeError, match=r"implicit\.ridge must be a number, and is traced"):
+        jax.jit(tried)(1.0)

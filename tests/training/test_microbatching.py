@@ -221,3 +221,21 @@ def test_rows_of_half_precision_are_averaged_in_single(size):
     found = mean(jnp.ones(size, int), jnp.full(size, 1e-4, jnp.float16))
     assert found.dtype == jnp.float16
     np.testing.assert_allclose(found.to_dense()[1], 1e-4, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, bool, jnp.int32])
+def test_short_integers_are_summed_in_a_longer_type(dtype):
+    x = jnp.asarray([100, 100, 100, 0, 1], jnp.int32).astype(dtype)
+    found = gradtx.microbatch(lambda x: jnp.cumsum(x, dtype=dtype)[-1:], 0, 1)(x)
+    assert found.dtype == jnp.sum(x).dtype
+    assert found.tolist() == [int(jnp.sum(x))]
+    mixed = gradtx.microbatch(lambda x: jnp.max(x, keepdims=True), 0, 2)(x)
+    assert mixed.tolist() == [int(x[0]) + int(x[1]) + int(x[4])]
+
+
+def test_a_mean_of_large_numbers_and_a_short_number_of_parts():
+    x = jnp.full(8, 1e38)
+    assert gradtx.microbatch(jnp.mean, 0, 4, "mean")(x / 2) == jnp.float32(0.5e38)
+    for kind in (jnp.uint8, jnp.int8):
+        few = jax.jit(lambda n, x: gradtx.microbatch(jnp.sum, 0, 1, num_real_microbatches=n)(x))
+        assert few(kind(3), jnp.ones(300)) == 3

@@ -1,5 +1,7 @@
 """The whole loop."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -373,3 +375,27 @@ def test_a_solution_is_printed_in_a_line():
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), result)
     assert "status=[1 1], reason=[2 2], steps=[3 3]" in repr(stacked)
     jax.eval_shape(lambda result: str(result) and result, result)
+
+
+def test_what_is_frozen_and_no_number_hides_nothing():
+    params = {"x": jnp.zeros(1), "mask": jnp.array([jnp.nan])}
+
+    def loss(p):
+        return jnp.sum((p["x"] - 1) ** 2)
+
+    found = gradtx.solve(loss, params, gradtx.sgd(0.5), trainable="x", max_steps=10)
+    assert (found.reason, found.steps) == (gradtx.StopReason.STILL, 2)
+
+
+def test_a_loss_without_a_hash():
+    @dataclasses.dataclass
+    class Distance:
+        target: float
+
+        def __call__(self, x):
+            return jnp.sum((x - self.target) ** 2)
+
+    loss = Distance(1.0)
+    assert gradtx.solve(loss, jnp.zeros(1), gradtx.sgd(0.5)).params.tolist() == [1.0]
+    loss.target = 2.0
+    assert gradtx.solve(loss, jnp.zeros(1), gradtx.sgd(0.5)).params.tolist() == [2.0]

@@ -48,3 +48,16 @@ def test_a_restart_is_where_training_goes_on():
         params = gradtx.apply_updates(params, updates)
     assert state.fast_state.z.tolist() == params.tolist()
     assert tx.update(jnp.zeros(1), state, params)[0].tolist() == [0.0]
+
+
+def test_a_restart_where_a_leaf_has_no_gradient():
+    tx = gradtx.lookahead(gradtx.adam(0.1), 2, 0.5, reset_state=True)
+    params = {"a": jnp.ones(2), "b": jnp.full(3, 2.0)}
+    grads = {"a": jnp.ones(2), "b": None}
+    state = before = tx.init(params)
+    for _ in range(2):
+        params, state = gradtx.apply_gradients(tx, grads, params, state)
+    assert jax.tree.structure(state) == jax.tree.structure(before)
+    np.testing.assert_allclose(params["a"], 0.9, rtol=1e-5)
+    np.testing.assert_array_equal(params["b"], 2.0)
+    np.testing.assert_array_equal(gradtx.get_slot(state, "mu")["a"], 0)

@@ -203,3 +203,26 @@ def test_the_period_of_asam_may_be_a_schedule():
 def test_a_radius_that_would_never_change_is_refused():
     with pytest.raises(ValueError, match="reset_state=False"):
         gradtx.asam(gradtx.sgd(0.1), gradtx.linear_schedule(0.1, 0.0, 10))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-22, 1e20])
+def test_gsam_of_gradients_whose_squares_are_no_numbers(size):
+    """The two gradients are parallel, so that nothing is taken away."""
+    tx = gradtx.gsam(gradtx.sgd(1.0), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.0)), 0.4)
+    g, p = size * jnp.array([3.0, 4.0]), jnp.zeros(2)
+    state = tx.init(p)
+    for _ in range(2):
+        updates, state = tx.update(g, state, p)
+    np.testing.assert_allclose(updates, -g, rtol=1e-6)
+
+
+def test_an_adversary_starts_again_with_all_leaves_where_one_has_no_gradient():
+    adversary = gradtx.sgd(0.05, momentum=0.9)
+    tx = gradtx.sam(gradtx.sgd(0.1), adversary, opaque_mode=True)
+    params = {"a": jnp.ones(2), "b": jnp.ones(3)}
+    grads, state = {"a": jnp.ones(2), "b": None}, tx.init(params)
+    new, after = gradtx.apply_gradients(tx, grads, params, state, grad_fn=lambda p, i: grads)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    new, _ = gradtx.apply_gradients(tx, params, new, after, grad_fn=lambda p, i: params)
+    np.testing.assert_allclose(new["a"], 0.8, rtol=1e-6)
+    np.testing.assert_allclose(new["b"], 0.9, rtol=1e-6)
