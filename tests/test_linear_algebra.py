@@ -362,3 +362,12 @@ def test_the_slope_of_a_root_of_equal_eigenvalues(values):
         reverse = jax.jit(jax.jacrev(root))(0.0)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(reverse, got, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("matrix", [[[2, 1j], [-1j, 2]], [[2, 1], [1, 2]]])
+@pytest.mark.parametrize("given", [None, [1.0, 0.5]])
+def test_power_iteration_of_complex_and_integer_matrices(matrix, given):
+    v0 = None if given is None else jnp.array(given)
+    value, vector = linear_algebra.power_iteration(jnp.array(matrix), v0=v0)
+    np.testing.assert_allclose(value, 3, rtol=1e-4)
+    np.testing.assert_allclose(jnp.array(matrix) @ vector, 3 * vector, rtol=1e-2)

@@ -231,3 +231,11 @@ def test_what_lies_on_one_device_or_in_numpy_is_joined_by_numpy():
     assert _is_local([np.ones(2)])
     assert not _is_local(there)
     assert not jax.jit(lambda x: jnp.array(_is_local([x])))(1.0)
+
+
+def test_numpy_s_float64_lies_with_float32():
+    packed = gradtx.pack({"w": np.ones(3), "b": jnp.ones(2)})
+    assert jax.tree.map(jnp.shape, packed.vectors) == {"float32": (5,)}
+    again = gradtx.pack(gradtx.unpack(packed))
+    tx = gradtx.adam(0.1)
+    tx.update(again, tx.init(packed), packed)

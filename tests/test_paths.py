@@ -68,3 +68,9 @@ def test_a_mask_may_hold_booleans_of_numpy_and_jax():
 )
 def test_values_in_other_containers_go_by_path(values, spread_out):
     assert spread("the labels are", values, {"a": 1.0, "b": [2.0, 3.0]}) == spread_out
+
+
+def test_a_name_with_brackets_is_its_own_pattern():
+    tree = {"layers[0]": {"w": 1.0}, "b": 2.0}
+    for pattern in ("layers[0]/w", "layers[0]"):
+        assert mask_tree(tree, pattern) == {"layers[0]": {"w": True}, "b": False}

@@ -154,11 +154,26 @@ def _optimizer(
     return single(name, config, leaves, values, live)
 
 
+# Older models have these options of the base class in a LossScaleOptimizer too, where Keras
+# takes them with these values alone.
+_OF_THE_BASE = {
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+
+
 def _loss_scaled(
     config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
 ) -> tuple[GradientTransformation, Fill]:
     o = Options("from_keras: LossScaleOptimizer", config)
-    o.skip("name")
+    o.skip("name", *(key for key, value in _OF_THE_BASE.items() if o.values.get(key) == value))
     start, period = o.number("initial_scale"), o.integer("dynamic_growth_steps")
     inner = o.take("inner_optimizer")
     o.finish()

@@ -9,6 +9,7 @@ from gradtx.declarations.host_values import HostValue, as_schedule
 from gradtx.interop.keras_optimizers import CORES, KerasCore, decayed
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import (
+    REQUIRED,
     Arrays,
     Leaf,
     Options,
@@ -43,7 +44,8 @@ def single(
     leaves = _decaying(o.where, leaves, live)
     core = CORES[name](o, rate, leaves)
     before = _before(o)
-    decay = None if core.decays else o.optional("weight_decay")
+    default = REQUIRED if name == "AdamW" else None
+    decay = None if core.decays else o.optional("weight_decay", default)
     tx = core.tx if not decay else decayed(core.tx, multiplied(rate, decay), leaves)
     tx = chain(*before, tx) if before else tx
     if steps is not None:

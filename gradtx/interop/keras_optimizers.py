@@ -8,7 +8,7 @@ from gradtx.composition.chain import chain
 from gradtx.composition.groups import partition
 from gradtx.core.pair import GradientTransformation
 from gradtx.interop import expressions
-from gradtx.interop.reading import Leaf, Options, literal, multiplied
+from gradtx.interop.reading import REQUIRED, Leaf, Options, literal, multiplied
 from gradtx.optimizers.adadelta import adadelta
 from gradtx.optimizers.adafactor import scale_by_factored_rms
 from gradtx.optimizers.adagrad import adagrad
@@ -170,7 +170,8 @@ def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
 
     eps, ratio = o.number("epsilon"), o.number("adam_lr_ratio")
     slower = multiplied(rate, ratio)
-    momentum, nesterov, rms = o.number("momentum"), o.flag("nesterov"), o.optional("rms_rate")
+    momentum, nesterov = o.number("momentum"), o.flag("nesterov")
+    rms = o.optional("rms_rate", REQUIRED)
     coefficients = tuple(o.number(f"muon_{k}") for k in "abc")
     muon_tx = chain(
         trace(momentum, nesterov),
@@ -179,7 +180,7 @@ def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
         scale_by_learning_rate(rate),
     )
     adam_tx = adam(slower, o.number("adam_beta_1"), o.number("adam_beta_2"), eps, epsilon_hat=True)
-    decays = o.optional("weight_decay"), o.optional("adam_weight_decay")
+    decays = [o.optional(key, REQUIRED) for key in ("weight_decay", "adam_weight_decay")]
     members = {
         label: [leaf for leaf in leaves if is_adam(leaf) == (label == "adam")]
         for label in ("muon", "adam")

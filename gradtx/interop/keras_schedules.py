@@ -53,7 +53,7 @@ def _common(o: Options) -> tuple[float, int, float]:
 
 
 def _steps(o: Options, key: str) -> int:
-    steps = o.integer(key)
+    steps = o.whole(key)
     if steps < 1:
         raise ValueError(f"{o.where}: {key} must be at least 1, not {steps}")
     return steps

@@ -15,7 +15,7 @@ from gradtx.schedules.piecewise import piecewise_constant_schedule
 from gradtx.schedules.products import multiply_schedules
 from gradtx.types import Params, Schedule, State, slot_fields
 
-_REQUIRED: Any = object()
+REQUIRED: Any = object()
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -41,33 +41,40 @@ class Options:
         self.values = values
         self._unread = dict.fromkeys(values)
 
-    def take(self, key: str, default: Any = _REQUIRED) -> Any:
+    def take(self, key: str, default: Any = REQUIRED) -> Any:
         """The value of the option `key`, without a check of its type."""
         self._unread.pop(key, None)
         if key in self.values:
             return self.values[key]
-        if default is _REQUIRED:
+        if default is REQUIRED:
             known = ", ".join(map(repr, self.values)) or "nothing"
             raise ValueError(f"{self.where}: the option {key!r} is missing; there is {known:.300}")
         return default
 
-    def number(self, key: str, default: Any = _REQUIRED) -> float:
+    def number(self, key: str, default: Any = REQUIRED) -> float:
         """The option `key`, which must be a finite number."""
         return finite(f"{self.where}: {key}", self.take(key, default))
 
-    def optional(self, key: str) -> float | None:
-        """The option `key`, a finite number; None where the option is None or missing."""
-        value = self.take(key, None)
+    def optional(self, key: str, default: Any = None) -> float | None:
+        """The option `key`, a finite number or None; it may be missing if there is a default."""
+        value = self.take(key, default)
         return None if value is None else finite(f"{self.where}: {key}", value)
 
-    def integer(self, key: str, default: Any = _REQUIRED) -> int:
+    def integer(self, key: str, default: Any = REQUIRED) -> int:
         """The option `key`, which must be an integer."""
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{self.where}: {key} must be an integer, not {value!r:.80}")
         return int(value)
 
-    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+    def whole(self, key: str) -> int:
+        """The option `key`, an integer or a float without a fraction."""
+        number = self.number(key)
+        if not number.is_integer():
+            raise TypeError(f"{self.where}: {key} must be an integer, not {number!r}")
+        return int(number)
+
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
         """The option `key`, which must be true or false."""
         value = self.take(key, default)
         if not isinstance(value, bool):

@@ -1,6 +1,7 @@
 """From PyTorch: an optimizer with its state as a transformation that continues from it."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -470,12 +471,32 @@ class _Resumed(NamedTuple):
 def _resumed(name: str, o: Options, part: _Part, plan: _Rates, own_steps: bool) -> _Resumed:
     """A part's optimizer with its numbers; with `own_steps` it counts only steps with gradients."""
     core = _core(name, o, plan)
+    if name == "ASGD":
+        _check_eta(o, part, plan)
     slots, scalars = _slots_and_scalars(o.where, core, part)
     # A momentum that has begun has taken a step: the next is dampened, and its schedule goes on.
     begun = max(plan.steps, 1) if any(part.states) else 0
     counts = {"count": plan.steps, "TraceWithCountState.count": begun}
     tx = skip_if_none(core.tx) if own_steps else core.tx
     return _Resumed(tx, slots, {**scalars, **counts, **plan.scalars})
+
+
+def _check_eta(o: Options, part: _Part, plan: _Rates) -> None:
+    """Raise ValueError if ASGD's next step has a rate of before, since `lr` has changed since."""
+    lambd, alpha = o.number("lambd"), o.number("alpha")
+    for leaf, entries in zip(part.leaves, part.states, strict=True):
+        if not entries or "eta" not in entries:
+            continue
+        at = f"{o.where}: {{}} of {leaf.path!r}"
+        eta = finite(at.format("eta"), entries["eta"])
+        step = finite(at.format("step"), entries.get("step"))
+        now = plan.rate / (1 + lambd * plan.rate * step) ** alpha if step else plan.rate
+        if not math.isclose(eta, now, rel_tol=1e-4):
+            raise ValueError(
+                f"{o.where}: the next step at {leaf.path!r} has the rate {eta:g}, which PyTorch "
+                f"computed from another lr than that of now, from which it is {now:g}: set eta "
+                "in the state, or take a step first"
+            )
 
 
 def _joined(

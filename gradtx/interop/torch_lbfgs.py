@@ -48,6 +48,8 @@ def from_lbfgs(
         return tx, state
     read = Options(f"{o.where}: state", entries_of_state)
     count = steps_taken(f"{read.where}: n_iter", read.take("n_iter"))
+    if count == 0:  # it was called where the gradient was small enough
+        return tx, state
     moved = _leaves(read, "d", read.take("d"), leaves)
     rate_then = read.number("t")
     before = _leaves(read, "prev_flat_grad", read.take("prev_flat_grad"), leaves)

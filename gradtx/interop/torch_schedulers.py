@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.core.pair import GradientTransformation
 from gradtx.interop.reading import finite, powers
@@ -29,6 +30,9 @@ from gradtx.transforms.plateau import reduce_on_plateau
 from gradtx.types import Schedule
 
 ParamGroup = Mapping[str, Any]
+
+# A function is compared with itself, compiled, so many epochs after the present one.
+_LOOKED_AT = (*range(128), *(1 << n for n in range(7, 20)))
 
 
 def is_plateau(scheduler: Any) -> bool:
@@ -183,10 +187,32 @@ def _function(s: Any, i: int) -> Callable[[Any], Any]:
             f"from_torch: a function of {type(s).__name__} cannot be compiled: write it with "
             f"jax.numpy, such as jnp.where for if ({error!s:.80})"
         ) from None
+    _check_compiled(type(s).__name__, function, s.last_epoch)
     return function
 
 
+def _check_compiled(name: str, function: Callable[[Any], Any], epoch: int) -> None:
+    """Raise ValueError if a function of integers is another one compiled: ``10 ** -epoch`` is 0."""
+    known = {}
+    for later in _LOOKED_AT:
+        try:
+            known[epoch + later] = float(function(epoch + later))
+        except (IndexError, KeyError, OverflowError):  # beyond the epochs that it is written for
+            break
+    compiled = jax.jit(jax.vmap(lambda t: jnp.asarray(function(t), float)))
+    found = np.asarray(compiled(jnp.array([*known], jnp.int32)))
+    for (at, value), other in zip(known.items(), found, strict=True):
+        if not np.isclose(other, value, 1e-4, 1e-12):
+            raise ValueError(
+                f"from_torch: a function of {name} is {value:g} at epoch {at}, and {other:g} when "
+                "compiled, where an epoch is an int32: write it with floats, as 10.0 ** -epoch for "
+                "10 ** -epoch"
+            )
+
+
 def _constant(s: Any, i: int, base: float) -> Schedule:
+    if s.total_iters == 0:  # the step at which PyTorch ends it never comes
+        return constant_schedule(base * s.factor)
     return join_schedules(
         [constant_schedule(base * s.factor), constant_schedule(base)], [s.total_iters]
     )
@@ -285,8 +311,10 @@ def _cyclic(where: str, s: Any, i: int, group: ParamGroup) -> Schedule:
 def _phases(s: Any, group: ParamGroup, what: str) -> Schedule:
     """The schedule by which OneCycleLR changes the ``lr`` or the ``momentum`` of a group."""
     start = value = float(group[s._schedule_phases[0][f"start_{what}"]])
-    scales = {}
+    scales: dict[int, float] = {}
     for phase in s._schedule_phases:
+        if scales and phase["end_step"] <= max(scales):
+            continue  # PyTorch takes the first phase that does not end before a step
         end = float(group[phase[f"end_{what}"]])
         scales[phase["end_step"]] = _share(s, end, value)
         value = end

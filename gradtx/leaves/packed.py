@@ -126,7 +126,7 @@ def pack(params: PyTree) -> Packed:
     for x in leaves:
         if not hasattr(x, "dtype") or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             raise TypeError(f"pack: a leaf is not an array of numbers: {x!r:.80}")
-    kinds = tuple(str(x.dtype) for x in leaves)
+    kinds = tuple(str(jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
     return _joined(leaves, Layout(structure, kinds, tuple(tuple(x.shape) for x in leaves)))
 
 

@@ -257,6 +257,8 @@ def matches(path: str, pattern: str) -> bool:
     (True, True, False)
     """
     check_patterns("a path", [pattern])
+    if path == pattern or path.startswith(f"{pattern}/"):  # a name may have brackets
+        return True
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern + "/*")
 
 

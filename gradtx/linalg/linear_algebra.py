@@ -13,10 +13,12 @@ from gradtx.linalg.products import hermitian_part, product
 from gradtx.numerics import (
     Norm,
     abs_sq,
+    as_inexact,
     compute_dtype,
     divide,
     norm,
     ratio_factors,
+    real_dtype,
     rms,
     root_mean_square,
     widen,
@@ -160,7 +162,9 @@ def power_iteration(
 
         if v0 is None:
             key = jax.random.key(0) if key is None else key
-            v0 = jax.random.uniform(key, a.shape[-1:], compute_dtype(a.dtype), -1.0, 1.0)
+            kind = real_dtype(compute_dtype(as_inexact(a).dtype))
+            v0 = jax.random.uniform(key, a.shape[-1:], kind, -1.0, 1.0)
+        v0 = v0 + jnp.zeros([], jnp.result_type(v0, a))
 
     def unit(v: PyTree) -> PyTree:
         size = tree.norm(v)

@@ -92,6 +92,8 @@ def ctc_loss_with_forward_probs(
     (x,) = floating(name, logits=logits)
     y, frame_pads, label_pads = map(jnp.asarray, (labels, logit_paddings, label_paddings))
     check_labels(name, y)
+    if jnp.issubdtype(y.dtype, jnp.unsignedinteger):  # where a label is missing, -1 stands below
+        y = y.astype(jnp.int32)
     check_rank(name, 3, logits=x)
     check_rank(name, 2, labels=y)
     check_shapes(name, labels=y, label_paddings=label_pads)

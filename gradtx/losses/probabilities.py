@@ -74,7 +74,7 @@ def over_classes(where: Any, like: Array, axis: Axis) -> Any:
     where = None if where is None else jnp.asarray(where)
     if where is None or where.ndim == like.ndim:
         return where
-    return jnp.expand_dims(where, axis)  # type: ignore[arg-type]
+    return jnp.expand_dims(where, range(like.ndim) if axis is None else axis)
 
 
 def at_label(x: Array, labels: Array, axis: int = -1) -> Array:

@@ -210,7 +210,8 @@ def norm_of_sums(
         return _turns(first, end, over_again, short)
 
     def at_once(on: Chip) -> Array:
-        return _of_three(*sums(_UNITS, *arrays, on=on))
+        far = _far_of(jax.tree.leaves(arrays))
+        return _of_three(*sums(_units_of_three(far), *arrays, on=on), far=far)
 
     def as_it_is(on: Chip) -> Array:
         return _shortened(sums((None,), *arrays, on=on)[0])
@@ -225,14 +226,15 @@ def norm_of_sums(
 def sums_in_units(sums: Callable[..., list[Array]], arrays: PyTree) -> Array:
     """Three sums of squares of a part of all entries, to be added to those of other parts.
 
-    :func:`norm_in_units` makes the norm of their totals. `sums` is as in :func:`norm_of_sums`.
+    :func:`norm_in_units` makes the norm of their totals. `sums` is as in :func:`norm_of_sums`. The
+    units are those of float32 for all parts, so that float64 norms are right from 1e-178 to 1e178.
     """
-    return jnp.stack(sums(_UNITS, *arrays))
+    return jnp.stack(sums(_units_of_three(_far(jnp.float32)), *arrays))
 
 
 def norm_in_units(totals: Array) -> Norm:
     """The norm from the totals of :func:`sums_in_units`, as a constant to differentiation."""
-    return _in_parts(_of_three(*jax.lax.stop_gradient(totals)))
+    return _in_parts(_of_three(*jax.lax.stop_gradient(totals), far=_far(jnp.float32)))
 
 
 def _themselves(*arrays: Any) -> Any:
@@ -256,10 +258,10 @@ def _units(turn: Array, like: Array) -> tuple[Array, Array]:
     return unit, 1 / unit
 
 
-@jax.jit
-def _of_three(plain: Array, of_large: Array, of_small: Array) -> Array:
-    """The shortened norm from the three sums of squares."""
-    far, least = _far(jnp.float32), _least(plain.dtype)
+@functools.partial(jax.jit, static_argnames="far")
+def _of_three(plain: Array, of_large: Array, of_small: Array, far: float) -> Array:
+    """The shortened norm from the sums of squares in the units of :func:`_units_of_three`."""
+    least = _least(plain.dtype)
     short = _shortened(plain)
     small = jnp.where(short < least, _shortened(of_small, 1 / far), short)
     return jnp.where(short == jnp.inf, _shortened(of_large, far), small)
@@ -287,8 +289,15 @@ def _far(dtype: DType) -> float:
     return float(2.0 ** (5 * jnp.finfo(dtype).maxexp // 8))
 
 
-_UNITS = None, 1 / _far(jnp.float32), _far(jnp.float32)
-"""The scales of the three sums: plain, for norms that are too large, for those too small."""
+def _far_of(arrays: Sequence[Any]) -> float:
+    """The power of two of :func:`_far` that is a number in the types of all arrays."""
+    return min((_far(widen(as_inexact(x)).dtype) for x in arrays), default=_far(jnp.float32))
+
+
+def _units_of_three(far: float) -> Scales:
+    """The scales of the three sums: plain, for norms that are too large, for those too small."""
+    return None, 1 / far, far
+
 
 # Times this factor the norm of 2**32 finite numbers is finite. It is a single array then, so that a
 # branch needs no memory for two.

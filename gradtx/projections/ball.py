@@ -63,5 +63,5 @@ def projection_l2_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     leaves.check_scale(name, scale)
     xs = leaves.arrays(name, tree)
     unit, norm = _unit(xs)
-    moved = [jnp.where(norm > scale, scale * u, x) for u, x in zip(unit, xs, strict=True)]
+    moved = [jnp.where(norm <= scale, x, scale * u) for u, x in zip(unit, xs, strict=True)]
     return leaves.rebuild(tree, moved)

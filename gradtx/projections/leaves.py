@@ -110,14 +110,19 @@ def along(
 
 
 def parts_like(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
-    """The parts of an argument that is a tree like `tree`, for each leaf of it.
+    """The parts of an argument that is a tree like `tree`, for each leaf of it; integers as floats.
 
     Raises:
         ValueError: it is a different tree.
     """
+
+    def as_floats(part: Any) -> Any:
+        is_integer = jnp.issubdtype(getattr(part, "dtype", float), jnp.integer)
+        return jnp.asarray(part, float) if is_integer else part
+
     keyed, treedef = leaves_with_path(tree)
     parts = aligned(f"{name}: {argument} must be a tree like x", tree, treedef, value)
-    return [part for (_, x), part in zip(keyed, parts, strict=True) if x is not None]
+    return [as_floats(part) for (_, x), part in zip(keyed, parts, strict=True) if x is not None]
 
 
 def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:

@@ -1,10 +1,12 @@
 """Projections that bound norms along axes of each leaf: Keras's constraints, but exact."""
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Fraction, NonNegative, check
+from gradtx.checks import Fraction, NonNegative, check, check_one_number
 from gradtx.numerics import divide, norm
 from gradtx.projections import leaves
 from gradtx.types import Array, PyTree, TreeT
@@ -12,6 +14,8 @@ from gradtx.types import Array, PyTree, TreeT
 
 def _with_norm(name: str, tree: PyTree, axis: leaves.Axis, wanted: Any) -> PyTree:
     """Each vector along `axis` rescaled to the norm `wanted(norm)`; zero gets equal entries."""
+    if axis is not None and not isinstance(axis, Sequence):
+        axis = operator.index(axis)
 
     def on_leaf(path: str, x: Array) -> Array:
         try:
@@ -85,6 +89,8 @@ def projection_min_max_norm(
     check(name, "min_value", min_value, NonNegative)
     check(name, "max_value", max_value, NonNegative)
     check(name, "rate", rate, Fraction)
+    check_one_number(name, "min_value", min_value)
+    check_one_number(name, "max_value", max_value)
     if leaves.known(min_value, max_value) and min_value > max_value:
         raise ValueError(f"{name}: no norm is between min_value={min_value} and {max_value}")
 

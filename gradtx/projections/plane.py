@@ -11,7 +11,12 @@ from gradtx.types import Array, PyTree, TreeT
 
 
 def _vectors(name: str, x: PyTree, a: PyTree, b: Any) -> tuple[list[Array], list[Array]]:
-    """The leaves of `x` and `a`; raises ValueError if they differ, or if `b` is not a number."""
+    """The leaves of `x` and `a`.
+
+    Raises:
+        ValueError: they differ, or `b` is not a number.
+        TypeError: `a` is complex where `x` is real.
+    """
     xs = leaves.arrays(name, x)
     parts = leaves.parts_like(name, "a", a, x)
     if np.ndim(b) != 0:
@@ -21,6 +26,8 @@ def _vectors(name: str, x: PyTree, a: PyTree, b: Any) -> tuple[list[Array], list
             raise ValueError(
                 f"{name}: at {path!r} a has the shape {np.shape(v)} where x has {u.shape}"
             )
+        if jnp.iscomplexobj(v) and not jnp.iscomplexobj(u):
+            raise TypeError(f"{name}: at {path!r} a is complex and x is real")
     return xs, leaves.arrays(name, parts)
 
 
@@ -43,6 +50,7 @@ def projection_vector(x: TreeT, a: PyTree) -> TreeT:
 
     Raises:
         ValueError: `a` is a different tree or has other shapes.
+        TypeError: `a` is complex where `x` is real.
 
     >>> projection_vector(jnp.array([1.0, 3.0]), jnp.array([2.0, 2.0])).tolist()
     [2.0, 2.0]
@@ -66,6 +74,7 @@ def projection_hyperplane(x: TreeT, a: PyTree, b: Any) -> TreeT:
     Raises:
         ValueError: `a` is a different tree or has other shapes; or it is zero and `b` is not, so
             that the set is empty (checked unless one of them is traced).
+        TypeError: `a` is complex where `x` is real.
 
     >>> projection_hyperplane(jnp.array([1.0, 3.0]), jnp.array([2.0, 0.0]), 0.0).tolist()
     [0.0, 3.0]
@@ -87,6 +96,7 @@ def projection_halfspace(x: TreeT, a: PyTree, b: Any) -> TreeT:
     Raises:
         ValueError: `a` is a different tree or has other shapes; or it is zero and `b` is negative,
             so that the set is empty (checked unless one of them is traced).
+        TypeError: `a` is complex where `x` is real.
 
     >>> projection_halfspace(jnp.array([1.0, 3.0]), jnp.array([2.0, 0.0]), 0.0).tolist()
     [0.0, 3.0]

@@ -40,7 +40,7 @@ def polynomial_schedule(
 
     .. math:: (a - b) \left(\frac{n - c}{n}\right)^p + b, \qquad c = \mathrm{clip}(t - t_0, 0, n)
 
-    It is exactly `b` at the end, and never outside :math:`[a, b]`.
+    It is exactly `b` at the end (for `p` above 0), and never outside :math:`[a, b]`.
 
     Args:
         init_value: :math:`a`.

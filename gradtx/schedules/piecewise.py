@@ -246,14 +246,13 @@ def cosine_onecycle_schedule(
     """
     check_choice("cosine_onecycle_schedule", "convention", convention, ["optax", "torch"])
     if convention == "torch":
-        peak, last = pct_start * transition_steps - 1, transition_steps - 1
+        peak, last = steps(pct_start * transition_steps - 1), steps(transition_steps - 1)
     else:
         peak, last = _at_part(pct_start, transition_steps), _at_part(1, transition_steps)
-    return _interpolated(
-        _cosine,
-        peak_value / div_factor,
-        [(peak, div_factor), (last, 1.0 / (div_factor * final_div_factor))],
-    )
+    pieces = [(peak, div_factor), (last, 1.0 / (div_factor * final_div_factor))]
+    if convention == "torch" and not any(map(is_tracer, (peak, last))) and peak >= last:
+        del pieces[1]  # PyTorch takes the first piece that does not end before a step
+    return _interpolated(_cosine, peak_value / div_factor, pieces)
 
 
 def _warmed_up(init_value: Any, peak_value: Any, warmup_steps: Any, then: Schedule) -> Schedule:

@@ -29,7 +29,8 @@ def grokfast_ema(
     .. math:: \mu_t = \alpha \mu_{t-1} + (1 - \alpha) g_t, \quad \mu_0 = g_1, \qquad
         u_t = g_t + \lambda \mu_t
 
-    Put it first in a chain, before the optimizer.
+    Put it first in a chain, before the optimizer. A leaf whose first gradient comes at a later step
+    starts from :math:`\mu = 0`.
 
     Args:
         alpha: :math:`\alpha` in :math:`[0, 1)`; 0.8 to 0.99.
@@ -83,7 +84,8 @@ def grokfast_ma(
 
     .. math:: u_t = g_t + \frac{\lambda}{w} \sum_{i=t-w+1}^{t} g_i
 
-    Put it first in a chain, before the optimizer.
+    Put it first in a chain, before the optimizer. The window is that of the last steps of all
+    leaves: a leaf without a gradient at some of them keeps older gradients in their places.
 
     Args:
         window_size: :math:`w \ge 1`, the number of gradients to keep.

@@ -17,6 +17,7 @@ from gradtx.core.pair import (
 )
 from gradtx.declarations.scheduled import ScheduledState
 from gradtx.numerics import increment
+from gradtx.numerics.control import in_types_of
 from gradtx.transforms.momentum import ema
 from gradtx.types import Counter, DType, InnerState, Params, PyTree, State, Updates
 
@@ -67,7 +68,8 @@ def _watching(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        return updates, seen(updates, state, params, **extra_args)
+        # A state is made for the parameters, whose type may not be that of the updates.
+        return updates, in_types_of(seen(updates, state, params, **extra_args), state)
 
     return GradientTransformationExtraArgs(init, update)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import abs_sq, shrink
+from gradtx.numerics import norm, shrink
 from gradtx.programs.tracing import is_tracer
 from gradtx.projections import leaves
 from gradtx.types import Array, TreeT
@@ -51,9 +51,9 @@ def group_lasso(tree: TreeT, rate: Any, strength: Any, groups: Groups = "leaf") 
 
     def shorter(x: Array) -> Array:
         axes = tuple(range(groups == "row" and x.ndim > 0, x.ndim))
-        square = jnp.sum(abs_sq(x), axes, keepdims=True)
-        norm = jnp.sqrt(jnp.where(square > 0, square, 1))
-        return jnp.where(square > 0, jnp.maximum(1 - rate * strength / norm, 0) * x, 0)
+        size = norm(x, axes).number
+        length = jnp.where(size == 0, 1, size)
+        return jnp.where(size == 0, 0, jnp.maximum(1 - rate * strength / length, 0) * x)
 
     return leaves.each("group_lasso", shorter, tree, real=False)
 

@@ -129,7 +129,11 @@ def _backward_scaled(inputs: PyTree, scale: Any) -> PyTree:
 
 
 def _scaled(scale: Any, cotangents: PyTree) -> tuple[PyTree, Any]:
-    cotangents = jax.tree.map(lambda g: (widen(g) * scale).astype(g.dtype), cotangents)
+    def on_leaf(g: Any) -> Any:
+        no_derivative = g.dtype == jax.dtypes.float0  # of an integer leaf
+        return g if no_derivative else (widen(g) * scale).astype(g.dtype)
+
+    cotangents = jax.tree.map(on_leaf, cotangents)
     return cotangents, jax.tree.map(jnp.zeros_like, scale)
 
 

@@ -97,7 +97,7 @@ SCHEDULES = {
     "polynomial once": lambda: KO.schedules.PolynomialDecay(0.1, 30, 0.01, power=2.0),
     "inverse": lambda: KO.schedules.InverseTimeDecay(0.1, 5, 0.5, staircase=True),
     "cosine": lambda: KO.schedules.CosineDecay(0.0, 30, 0.1, warmup_target=0.1, warmup_steps=5),
-    "cosine once": lambda: KO.schedules.CosineDecay(0.1, 30, 0.1),
+    "cosine once": lambda: KO.schedules.CosineDecay(0.1, 3e1, 0.1),
     "restarts": lambda: KO.schedules.CosineDecayRestarts(0.1, 4, t_mul=2.0, m_mul=0.8, alpha=0.1),
     "restarts alike": lambda: KO.schedules.CosineDecayRestarts(0.1, 4, t_mul=1.0, m_mul=0.8),
 }
@@ -481,11 +481,13 @@ def test_the_learning_rate_in_force_is_taken():
 
 
 def config(name="SGD", **changes):
-    return {"class_name": name, "config": {**getattr(KO, name)().get_config(), **changes}}
+    arguments = [KO.SGD(0.1)] if name == "LossScaleOptimizer" else []
+    made = getattr(KO, name)(*arguments).get_config()
+    return {"class_name": name, "config": {**made, **changes}}
 
 
-def without(key):
-    made = config()
+def without(key, name="SGD"):
+    made = config(name)
     del made["config"][key]
     return made
 
@@ -504,6 +506,7 @@ def without(key):
         (lambda: {"class_name": "SGD", "config": []}, TypeError, "must be a dict"),
         (lambda: {"class_name": "SGD", "config": {}}, ValueError, "'learning_rate' is missing"),
         (lambda: without("momentum"), ValueError, "'momentum' is missing"),
+        (lambda: without("weight_decay", "AdamW"), ValueError, "'weight_decay' is missing"),
         (lambda: config(momentumm=0.9), ValueError, "unknown options 'momentumm'"),
         (lambda: config(momentum="0.9"), TypeError, "momentum must be a number, not str '0.9'"),
         (lambda: config(nesterov=1), TypeError, "nesterov must be true or false"),
@@ -525,6 +528,24 @@ def without(key):
 def test_bad_configurations(make, error, says):
     with pytest.raises(error, match=says):
         from_keras(make())
+
+
+def test_a_muon_that_does_not_say_what_later_ones_do():
+    """Those of Keras 3.10 have other factors of shapes, and no decay of their own for Adam."""
+    params = {"w": jnp.ones((2, 2))}
+    for key in ("rms_rate", "adam_weight_decay"):
+        with pytest.raises(ValueError, match=f"the option '{key}' is missing"):
+            from_keras(without(key, "Muon"), params)
+
+
+def test_a_loss_scale_with_options_of_the_base_class():
+    """Keras reads such a file of an older version, where they have their defaults."""
+    made = config("LossScaleOptimizer", inner_optimizer=config())
+    old = {"weight_decay": None, "clipnorm": None, "use_ema": False, "ema_momentum": 0.99}
+    longer = {**made, "config": {**made["config"], **old}}
+    assert from_keras(longer) == from_keras(made)
+    with pytest.raises(ValueError, match="unknown options 'clipnorm'"):
+        from_keras({**made, "config": {**made["config"], "clipnorm": 1.0}})
 
 
 def test_deep_values_are_an_error():

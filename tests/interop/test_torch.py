@@ -776,3 +776,30 @@ def test_a_shape_that_does_not_fit_is_given_to_no_name():
         from_torch(TO.AdamW(layer.parameters()), leaves)
     assert "bias has" not in str(caught.value)
     from_torch(TO.AdamW(layer.named_parameters()), leaves)
+
+
+def test_a_rate_of_asgd_from_before_is_refused():
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = TO.ASGD([p], 0.1)
+    p.grad = torch.ones(2)
+    optimizer.step()
+    from_torch(optimizer, [p.detach().numpy()])
+    optimizer.param_groups[0]["lr"] = 1.0
+    with pytest.raises(ValueError, match="the next step at '0' has the rate 0.0999992.*another lr"):
+        from_torch(optimizer, [p.detach().numpy()])
+
+
+def test_lbfgs_that_began_at_the_end():
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = TO.LBFGS([p])
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (p**2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    params = [p.detach().numpy()]
+    tx, state = from_torch(optimizer, params)
+    assert jax.tree.structure(state) == jax.tree.structure(tx.init(params))

@@ -64,6 +64,11 @@ SCHEDULERS = {
     "CosineAnnealingWarmRestarts": lambda o: LR.CosineAnnealingWarmRestarts(o, 5, 2, 0.01),
     "CyclicLR": lambda o: LR.CyclicLR(o, 0.01, 0.2, 4, 3, "triangular2"),
     "OneCycleLR": lambda o: LR.OneCycleLR(o, 0.2, 26),
+    "OneCycleLR without a way down": lambda o: LR.OneCycleLR(o, 0.2, 26, pct_start=1.0),
+    "OneCycleLR, phases that overlap": lambda o: LR.OneCycleLR(
+        o, 0.2, 26, pct_start=0.6, three_phase=True
+    ),
+    "ConstantLR of no steps": lambda o: LR.ConstantLR(o, 0.3, 0),
     "SequentialLR": lambda o: LR.SequentialLR(
         o, [LR.LinearLR(o, 0.1, 1.0, 4), LR.ExponentialLR(o, 0.9), LR.StepLR(o, 2)], [4, 12]
     ),
@@ -358,6 +363,10 @@ class Mine(LR.LRScheduler):
 REFUSED = {
     "Mine": (lambda o: Mine(o), "'Mine' is not known; there are Chained"),
     "function": (lambda o: LR.LambdaLR(o, untraceable), "jnp.where for if"),
+    "integers": (
+        lambda o: LR.LambdaLR(o, lambda t: 10 ** -(t // 1000)),
+        r"is 0.1 at epoch 1024, and 0 when compiled.* write it with floats",
+    ),
     "scale_fn": (
         lambda o: LR.CyclicLR(o, 0.1, 0.2, scale_fn=lambda x: 1.0),
         "a scale_fn of its own",
@@ -463,3 +472,17 @@ def test_bad_steps_per_epoch(every, error):
     ps = tensors()
     with pytest.raises(error, match="steps_per_epoch must be"):
         from_torch(TO.SGD(ps, 0.1), [p.detach().numpy() for p in ps], steps_per_epoch=every)
+
+
+def test_onecycle_in_straight_lines():
+    """As docs/coming_from.md has it."""
+    n, p, k = 100, 0.1, 29
+    schedule = gradtx.join_schedules(
+        [gradtx.linear_schedule(p / 25, p, k), gradtx.linear_schedule(p, p / 25e4, n - 1 - k)], [k]
+    )
+    optimizer = TO.SGD(tensors(), 0.1)
+    scheduler = LR.OneCycleLR(optimizer, p, n, anneal_strategy="linear", cycle_momentum=False)
+    for t in range(n):
+        np.testing.assert_allclose(schedule(t), optimizer.param_groups[0]["lr"], rtol=1e-4)
+        optimizer.step()
+        scheduler.step() if t < n - 1 else None

@@ -100,3 +100,12 @@ def test_the_absolute_error():
     assert losses.absolute_error(jnp.bfloat16(1)).dtype == jnp.float32
     with pytest.raises(ValueError, match="absolute_error: the shapes must be the same"):
         losses.absolute_error(x, y[:2])
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32", "int8"])
+def test_labels_of_any_integer_type(kind):
+    x = jnp.array([[[0.0, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]])
+    rest = jnp.zeros((1, 4)), jnp.array([[2, 1, 0]]), jnp.array([[0.0, 0.0, 1.0]])
+    want = losses.ctc_loss(x, *rest)
+    found = losses.ctc_loss(x, rest[0], rest[1].astype(kind), rest[2])
+    np.testing.assert_array_equal(found, want)

@@ -139,3 +139,13 @@ def test_examples_of_every_size():
     total, clipped = gradtx.per_example_layer_norm_clip([jnp.array(x[:1])], 1.0)
     np.testing.assert_allclose(total[0], x[0], rtol=1e-5)
     assert clipped[0] == 0
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200, 1.0])
+def test_float64_over_axes_under_jit(size):
+    with jax.enable_x64(True):
+        x = jnp.array([[3 * size, 1.0], [4 * size, 0.0]])
+        found = jax.jit(lambda x: norm(x, 0).number)(x)
+        np.testing.assert_allclose(found, [[5 * size, 1.0]], rtol=1e-12)
+        mixed = jax.jit(gradtx.tree.global_norm)([x[:, 0], jnp.float32([0.0, 0.0])])
+        np.testing.assert_allclose(mixed, 5 * size, rtol=1e-12)

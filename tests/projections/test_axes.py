@@ -70,3 +70,13 @@ def test_a_simplex_in_a_program_that_rounds_its_largest_entry_twice():
     x, y = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 8)), jnp.float32)
     found = jax.jit(lambda x, y: pr.projection_simplex(0.3 * x + y, 1e-20, axis=1))(x, y)
     assert bool(jnp.all(jnp.isfinite(found) & (found >= 0)))
+
+
+def test_axes_and_bounds_that_are_arrays():
+    x = jnp.array([[3.0, 0.0], [4.0, 1.0]])
+    np.testing.assert_array_equal(
+        pr.projection_max_norm(x, 1.0, np.int64(0)), pr.projection_max_norm(x, 1.0, 0)
+    )
+    with pytest.raises(ValueError, match="max_value must be one number"):
+        pr.projection_min_max_norm(x, 0.0, jnp.ones(2))
+    assert np.isnan(pr.projection_l2_ball(jnp.array([jnp.inf, 1.0]))[0])

@@ -132,3 +132,12 @@ def test_one_array_is_no_normal_of_a_tree(name):
     project = getattr(pr, f"projection_{name}")
     with pytest.raises(ValueError, match="must be a tree"):
         project({"u": jnp.zeros(2), "v": jnp.zeros(2)}, jnp.array([1.0, 0.0]), 1.0)
+
+
+def test_normals_of_integers_and_of_complex_numbers():
+    x, a = jnp.array([1.0, 3.0]), jnp.array([2, 0])
+    assert pr.projection_hyperplane(x, a, 0.0).tolist() == [0.0, 3.0]
+    assert pr.projection_affine_set(x, a[None], jnp.zeros(1)).tolist() == [0.0, 3.0]
+    for project in (pr.projection_hyperplane, pr.projection_halfspace):
+        with pytest.raises(TypeError, match="at 'w' a is complex and x is real"):
+            project({"w": x}, {"w": jnp.array([1j, 1.0])}, 0.0)

@@ -1,5 +1,6 @@
 """Measurements kept in the state."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -43,3 +44,20 @@ def test_a_measure_whose_decay_is_a_schedule_is_kept():
             tx.update(g, s, P)[1] for tx, s in zip((scheduled, constant), states, strict=True)
         ]
         np.testing.assert_allclose(*(s.measurements["m"] for s in states), rtol=1e-6)
+
+
+def test_a_measurement_stays_in_the_type_of_its_state():
+    def measure(u):
+        return u.mean()
+
+    params, g = jnp.ones(2), jnp.ones(2, jnp.bfloat16)
+    for tx in (
+        gradtx.snapshot("m", measure),
+        gradtx.monitor({"m": measure, "n": gradtx.measure_with_ema(measure, 0.5)}),
+        gradtx.measure_with_ema(measure, 0.5),
+    ):
+        state = tx.init(params)
+        _, after = tx.update(g, state, params)
+        assert [x.dtype for x in jax.tree.leaves(after)] == [
+            x.dtype for x in jax.tree.leaves(state)
+        ]

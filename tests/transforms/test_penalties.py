@@ -120,3 +120,15 @@ def test_zeros_and_empty_leaves():
 def test_what_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call(jnp.ones(3))
+
+
+def test_groups_of_any_size():
+    def lasso(x, rate, strength):
+        return penalties.group_lasso(jnp.array(x), rate, strength)
+
+    np.testing.assert_allclose(lasso([3e-20, 4e-20], 0.0, 0.0), [3e-20, 4e-20], rtol=1e-6)
+    np.testing.assert_allclose(lasso([3e20, 4e20], 1.0, 1e20), [2.4e20, 3.2e20], rtol=1e-6)
+    assert np.isnan(lasso([np.nan, 1.0], 0.1, 0.1)).all()
+    np.testing.assert_array_equal(lasso([0.0, 0.0], 0.1, 0.1), [0.0, 0.0])
+    slope = jax.grad(lambda x: jnp.sum(penalties.group_lasso(x, 0.1, 0.1)))(jnp.zeros(2))
+    np.testing.assert_array_equal(slope, [0.0, 0.0])

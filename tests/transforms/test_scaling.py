@@ -43,6 +43,14 @@ def test_scale_gradient_multiplies_on_the_way_back():
     np.testing.assert_allclose([derivative(4.0, 0.3), derivative(0.0, 0)], [0.075, 0], rtol=1e-6)
 
 
+def test_scale_gradient_of_a_tree_with_integers():
+    def loss(x):
+        tree = gradtx.scale_gradient({"x": x, "i": jnp.int32(2)}, 0.5)
+        return tree["x"] * tree["i"]
+
+    assert jax.grad(loss)(3.0) == 1.0
+
+
 @pytest.mark.paper("scale", "scale_by_schedule", "scale_by_learning_rate")
 def test_factors():
     oracle.check(gradtx.scale(-0.3), lambda g, s, t, p: -0.3 * g)
