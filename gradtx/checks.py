@@ -23,7 +23,7 @@ import numpy as np
 from gradtx.types import DIMENSIONS, DTYPE, SCHEDULE, WHERE
 
 # Names of types in programs that XLA prints; NumPy knows none, or takes them for others.
-_SHORT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+SHORT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 # What counters and indices can hold.
 _LARGEST = int(np.iinfo(np.int32).max)
@@ -398,7 +398,7 @@ def _check_dtype(where: str, name: str, value: Any, optional: bool) -> None:
         known = False
     if not known:
         kind = f"a floating-point type{' or None' if optional else ''}"
-        meant = _SHORT_NAMES.get(value) if isinstance(value, str) else None
+        meant = SHORT_NAMES.get(value) if isinstance(value, str) else None
         hint = f"; write {meant!r}" if meant else ""
         raise TypeError(f"{where}: {name} must be {kind}, not {value!r:.80}{hint}")
 

@@ -3,6 +3,7 @@
 # Sees mutants of: static.
 
 import copy
+import fractions
 import functools
 import inspect
 import json
@@ -270,3 +271,58 @@ def test_a_signature_says_whether_there_may_be_schedules(schedules):
     built = publish(lambda rate=1.0: scaled(rate), builder, schedules=schedules)
     assert ("schedule" in str(inspect.signature(built)).lower()) == schedules
     assert builder.native == schedules
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda first, second, rate: gradtx.store(
+            gradtx.sgd(rate, 0.9), {"*": {first: "int8", second: "int4"}}, min_size=0
+        ),
+        lambda first, second, rate: gradtx.split_leaves(
+            gradtx.sgd(rate, 0.9), {"a*": gradtx.SplitLeaf(0, {first: 1, second: 3})}
+        ),
+    ],
+)
+def test_an_order_that_counts_is_kept(make):
+    """JAX sorts the keys of a dict, whose first pattern counts, or whose parts lie in order."""
+
+    def kinds(state):
+        return [(jax.tree_util.keystr(k), x.shape, x.dtype) for k, x in leaves_of(state)]
+
+    leaves_of = jax.tree_util.tree_leaves_with_path
+    params = {"a": jnp.ones((4, 64))}
+    tx, other = (make(*names, jnp.float32(0.1)) for names in (("b*", "a*"), ("a*", "b*")))
+    if "store" in repr(tx):
+        tx, other = (make(*names, jnp.float32(0.1)) for names in (("a*", "*"), ("*", "a*")))
+    assert tx != other
+    assert repr(tx) != repr(other)
+    for each in (tx, other):
+        want = kinds(each.init(params))
+        mapped = jax.tree.map(lambda x: x, each)
+        assert kinds(mapped.init(params)) == want
+        inner = jax.jit(lambda tx: tx.init(params))(each)
+        assert kinds(inner) == want
+        assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(each)))) == each
+
+
+def test_numbers_of_other_kinds():
+    for rate in (fractions.Fraction(1, 8), np.longdouble(0.125), np.float16(0.125)):
+        assert gradtx.adam(rate) == gradtx.adam(0.125)
+    assert gradtx.adam(0.1, mu_dtype="bfloat16") == gradtx.adam(0.1, mu_dtype=jnp.bfloat16)
+    masked = gradtx.masked(gradtx.sgd(0.1), {"a": np.array(True)})
+    assert masked == gradtx.masked(gradtx.sgd(0.1), {"a": True})
+    numbers = gradtx.MuonDimensionNumbers(np.int64(0), np.int64(1))
+    tx = gradtx.muon(0.1, muon_weight_dimension_numbers=numbers)
+    assert gradtx.from_config(gradtx.to_config(tx)) == tx
+
+
+def test_replace_checks_what_a_call_checks():
+    cosine = gradtx.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100)
+    with pytest.raises(ValueError, match="warmup"):
+        gradtx.replace(cosine, warmup_steps=200)
+    with pytest.raises(ValueError, match="nonsense"):
+        gradtx.replace(gradtx.muon(0.1), ns_coeffs="nonsense")
+    injected = gradtx.inject_hyperparams(gradtx.sgd)(learning_rate=0.1)
+    with pytest.raises(ValueError, match=r"state.hyperparams\['learning_rate'\]"):
+        gradtx.replace(injected, learning_rate=0.5)

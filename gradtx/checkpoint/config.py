@@ -48,10 +48,11 @@ def to_config(tx: Any) -> dict[str, Any]:
             f"{tx!r} was made by hand and cannot be written as a configuration: build it with a "
             "function decorated with @transformation"
         )
-    return {"gradtx": VERSION, **_encode(tx, type(tx).__name__)}
+    return {"gradtx": VERSION, **_encode(tx, type(tx).__name__, {})}
 
 
-def _encode(value: Any, where: str) -> Any:
+def _encode(value: Any, where: str, named: dict[str, Any]) -> Any:
+    """A value as JSON; `named` has the user's own functions so far, by their names."""
     value = value.function if isinstance(value, HostValue) else value
     value = value.item() if isinstance(value, np.bool_ | np.integer) else value
     if value is None or isinstance(value, bool | int | str):
@@ -59,25 +60,33 @@ def _encode(value: Any, where: str) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, Declared):
-        return _encode_declared(value, where)
+        return _encode_declared(value, where, named)
     if isinstance(value, jax.Array | np.ndarray):
         return _encode_array(value, where)
     if isinstance(value, dict):
-        return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
+        pairs = value.items()
+        return {"dict": [[_encode(k, where, named), _encode(v, where, named)] for k, v in pairs]}
     names = getattr(value, "_fields", None)
     if isinstance(value, tuple) and names is not None:
-        fields = {k: _encode(item, where) for k, item in zip(names, value, strict=True)}
+        fields = {k: _encode(item, where, named) for k, item in zip(names, value, strict=True)}
         mark = _marked(type(value), _published(type(value).__name__))
         return {"named": type(value).__name__, "fields": fields} | mark
     if type(value) is tuple:
-        return {"tuple": [_encode(item, where) for item in value]}
+        return {"tuple": [_encode(item, where, named) for item in value]}
     if isinstance(value, list):
-        return [_encode(item, where) for item in value]
+        return [_encode(item, where, named) for item in value]
+    if value is float or value is complex:
+        return {"dtype": value.__name__}
     if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
         return {"dtype": jnp.dtype(value).name}
     name = getattr(value, "__name__", None)
     if callable(value) and name and name != "<lambda>":
         public = _public_name(value)
+        if not public and named.setdefault(name, value) != value:
+            raise TypeError(
+                f"{where}: two functions are called {name!r}, and a configuration knows them by "
+                "their names: give each one of its own"
+            )
         marks = {} if public else _marked(value, _find_function(name))
         return {"object": public or name} | marks
     raise TypeError(
@@ -86,12 +95,12 @@ def _encode(value: Any, where: str) -> Any:
     )
 
 
-def _encode_declared(value: Declared, where: str) -> dict[str, Any]:
+def _encode_declared(value: Declared, where: str, named: dict[str, Any]) -> dict[str, Any]:
     declaration = value.declaration
     if declaration is None:
         raise TypeError(f"{where}: {value!r} was made by hand and is not data")
     arguments = {
-        name: _encode(argument, f"{declaration.name}.{name}")
+        name: _encode(argument, f"{declaration.name}.{name}", named)
         for name, argument in declaration.arguments.items()
     }
     mark = _marked(declaration.builder, find_builder(declaration.name))
@@ -285,6 +294,13 @@ def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
     raise ValueError(f"{where}: the keys {sorted(map(str, keys))!r:.200} mean nothing here")
 
 
+# Arguments that are several, and the form in which a declaration has them.
+_SEVERAL: dict[Any, Any] = {
+    inspect.Parameter.VAR_POSITIONAL: (tuple, list),
+    inspect.Parameter.VAR_KEYWORD: dict,
+}
+
+
 def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
     name, arguments = value["name"], value["arguments"]
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
@@ -298,29 +314,28 @@ def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int)
     unknown = [key for key in arguments if key not in known]
     if unknown:
         raise ValueError(f"{name}: unknown arguments {unknown!r:.200}; it takes {list(known)}")
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for key, argument in arguments.items():
-        decoded = _decode(argument, custom, f"{name}.{key}", depth + 1)
-        if known[key].kind is known[key].VAR_POSITIONAL:
-            if not isinstance(decoded, tuple | list):
-                raise TypeError(f"{name}.{key} must be a list, not {type(decoded).__name__}")
-            positional.extend(decoded)
-        else:
-            keywords[key] = decoded
-    for key, argument in keywords.items():
+        decoded = given[key] = _decode(argument, custom, f"{name}.{key}", depth + 1)
+        kind = _SEVERAL.get(known[key].kind)
+        if kind is not None and not isinstance(decoded, kind):
+            wanted = "dict" if kind is dict else "list"
+            raise TypeError(f"{name}.{key} must be a {wanted}, not {type(decoded).__name__}")
+    for key, argument in given.items():
         most = _AT_MOST.get(f"{name}.{key}", _AT_MOST.get(key, math.inf))
         if builder is find_builder(name) and isinstance(argument, int) and argument > most:
             raise ValueError(f"{name}: a configuration may set {key} to at most {most}")
     missing = [
         key
         for key, p in known.items()
-        if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and key not in keywords
+        if p.default is p.empty and p.kind not in _SEVERAL and key not in given
     ]
     if missing:
         raise ValueError(f"{name}: the arguments {missing} are missing")
     try:
-        return builder.public(*positional, **builder.recorded(keywords))
+        bound = builder.signature.bind_partial()
+        bound.arguments.update(builder.recorded(given))
+        return builder.public(*bound.args, **bound.kwargs)
     except (ArithmeticError, AttributeError, LookupError) as error:
         # Builders expect arguments of their own types; a configuration may hold any data.
         raise TypeError(f"{name}: an argument is of the wrong kind: {error}") from error
@@ -362,6 +377,8 @@ def _decode_array(value: Any, where: str) -> Any:
 def _dtype(content: Any, where: str) -> Any:
     if not isinstance(content, str):
         raise TypeError(f"{where}: a dtype is written as its name, not {content!r:.80}")
+    if content in ("float", "complex"):  # JAX's types of that name, of 32 bits or 64
+        return {"float": float, "complex": complex}[content]
     try:
         return jnp.dtype(content)
     except TypeError:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import export
 
 from gradtx.composition.chain import NamedStates
+from gradtx.leaves.packed import is_packed
 from gradtx.names.earlier import in_files
 from gradtx.storage.encoded import Encoded
 from gradtx.storage.format import Codec
@@ -27,6 +28,9 @@ def register_serialization(state: State) -> None:
     Args:
         state: a state, or one of ``jax.ShapeDtypeStruct``: the types of its parts are registered.
 
+    Raises:
+        ValueError: parameters are packed, by :func:`pack`.
+
     >>> import gradtx, jax, jax.numpy as jnp
     >>> tx, params = gradtx.adam(0.1), jnp.ones(2)
     >>> state = tx.init(params)
@@ -37,6 +41,11 @@ def register_serialization(state: State) -> None:
     >>> again.call(params, state, params)[0].round(6).tolist()
     [-0.10..., -0.10...]
     """
+    if is_packed(state):
+        raise ValueError(
+            "register_serialization: JAX cannot write packed parameters and slots: export a step "
+            "of gradtx.unpack(params) and gradtx.unpack(state)"
+        )
     if hasattr(state, "_fields") or _reader(state.__class__) is not None:
         _register(state.__class__)
     for _, child in children_of(state):

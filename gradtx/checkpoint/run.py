@@ -115,7 +115,8 @@ def save_checkpoint(
             keep a name; the form is unknown; an array lies in part on other hosts; `state` is not
             one of `tx` for `params`, and could not be loaded with them; `path` exists and is not a
             file.
-        TypeError: a leaf is not an array, or `tx` cannot be written as a configuration.
+        TypeError: a leaf is not an array, or `tx` cannot be written as a configuration; `step` is
+            no integer; arguments have changed places.
         ImportError: safetensors or Orbax is not installed.
 
     >>> import gradtx, tempfile
@@ -127,6 +128,8 @@ def save_checkpoint(
     >>> run.step, run.params, run.tx == tx
     (3, {'w': Array([1., 1.], dtype=float32)}, True)
     """
+    if isinstance(state, GradientTransformation):
+        raise TypeError("save_checkpoint takes path, params, state, tx, in this order")
     path = Path(path)
     where = container.form_of(path, form)
     container.check_files("save_checkpoint", path, where)
@@ -146,7 +149,7 @@ def save_checkpoint(
         _check_name(name, where)
     header = {
         "version": _VERSION,
-        "step": None if step is None else operator.index(step),
+        "step": None if step is None else _index(step),
         "config": None if tx is None else to_config(tx),
         "state": state is not None,
         **({} if trained is None else {"trained": sorted(trained)}),
@@ -159,6 +162,13 @@ def save_checkpoint(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         write(lambda arrays: pool.map(checksum, arrays))
     return None
+
+
+def _index(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(f"save_checkpoint: step must be an integer, not {step!r:.80}") from None
 
 
 def load_checkpoint(
@@ -460,7 +470,7 @@ def _nested(root: str, saved: dict[str, Any]) -> PyTree:
     if root in saved:
         return saved[root]
     tree: dict[str, Any] = {}
-    for name, leaf in saved.items():
+    for name, leaf in sorted(saved.items()):  # a leaf comes before what has its name and a slash
         *above, last = name.removeprefix(f"{root}/").split("/")
         node = tree
         while above and isinstance(node.get(above[0], {}), dict):

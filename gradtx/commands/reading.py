@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checkpoint.config import check_depth, find_builder, from_config
+from gradtx.checks import SHORT_NAMES
 from gradtx.declarations.declaration import Declared
 from gradtx.names.namespace import homes
 
@@ -128,7 +129,8 @@ def _leaf(text: str) -> jax.ShapeDtypeStruct:
     parts = sizes.split("x") if sizes else []
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"{text!r:.80} is not a shape: write 512x2048, or 512x2048:bfloat16")
-    return jax.ShapeDtypeStruct(tuple(map(int, parts)), jnp.dtype(dtype or "float32"))
+    kind = jnp.dtype(SHORT_NAMES.get(dtype, dtype or "float32"))
+    return jax.ShapeDtypeStruct(tuple(map(int, parts)), kind)
 
 
 def _json(path: str) -> Any:

@@ -7,6 +7,8 @@ pytree whose leaves are the array hyperparameters, configuration, and replacing 
 
 import functools
 import inspect
+import numbers
+import operator
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast, get_args
@@ -19,6 +21,7 @@ from gradtx import checks
 from gradtx.declarations.host_values import as_schedule
 from gradtx.names.namespace import homes
 from gradtx.numerics import signed
+from gradtx.types import DTYPE
 from gradtx.types.update_size import DeclaredSize, SizeRule, UpdateSize
 
 # The names of an argument in other libraries.
@@ -82,6 +85,35 @@ class Kept(NamedTuple):
     """
 
     form: Callable[[str, Any], Any]
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Ordered(dict[Any, Any]):
+    """A dict whose order counts: JAX sorts the keys of a plain one."""
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        return [(jax.tree_util.DictKey(key), x) for key, x in self.items()], tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, keys: tuple[Any, ...], values: Iterable[Any]) -> "Ordered":
+        return cls(zip(keys, values, strict=True))
+
+
+def in_order(where: str, value: Any) -> Any:
+    """`value` with `Ordered` in place of dicts, also of those in dicts and named tuples.
+
+    The form of an argument in which the order of entries counts, for `Kept`.
+    """
+    if isinstance(value, dict):
+        return Ordered({key: in_order(where, item) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _with_fields(value, [in_order(where, item) for item in value])
+    return value
+
+
+def _with_fields(value: Any, fields: list[Any]) -> Any:
+    """A named tuple with other fields; itself if they are the same."""
+    return value if all(map(operator.is_, value, fields)) else type(value)(*fields)
 
 
 class Builder:
@@ -164,6 +196,8 @@ class Builder:
         bound.apply_defaults()
         for name, value in bound.arguments.items():
             checks.check(self.name, name, value, self.hints.get(name, Any))
+            if DTYPE in checks.marks(self.hints.get(name)) and isinstance(value, str):
+                bound.arguments[name] = jnp.dtype(value)
             if name in self._forms:
                 bound.arguments[name] = self._forms[name](f"{self.name}: {name}", value)
         return {
@@ -221,6 +255,8 @@ def _find(module: str, qualname: str) -> Builder:
 
 def _number(value: Any) -> Any:
     """A hyperparameter in a form to compute with."""
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return float(value)  # JAX has no fractions, and fewer types than NumPy
     if isinstance(value, int) and abs(value) >= 2**31:
         return float(value)  # an integer may be too large for JAX
     return as_schedule(signed(value))
@@ -236,6 +272,8 @@ def _canonical(value: Any) -> Any:
         return value.item()
     if isinstance(value, type) and hasattr(value, "dtype"):
         return np.dtype(value)
+    if isinstance(value, np.ndarray) and not value.ndim and value.dtype == bool:
+        return bool(value)
     if isinstance(value, np.ndarray):
         value = value.copy()
         value.flags.writeable = False
@@ -243,6 +281,8 @@ def _canonical(value: Any) -> Any:
         return {key: _canonical(item) for key, item in value.items()}
     elif type(value) in (list, tuple):
         return type(value)(map(_canonical, value))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _with_fields(value, list(map(_canonical, value)))
     return value
 
 

@@ -788,7 +788,8 @@ def needed(label: str, updates: Updates, params: Params | None) -> Params:
     None beside updates of None is a tree by itself: an array that a mask does not choose.
     """
     if params is None and updates is not None:
-        raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
+        name = label.lstrip("_")  # of an inner builder that nobody calls by its name
+        raise ValueError(f"{name} needs the parameters: call update(updates, state, params)")
     return params
 
 

@@ -17,11 +17,17 @@ class ZeroGradient(NamedTuple):
     """The effect of steps with zero gradients on slots and directions, in closed form.
 
     factors: for each slot, by name, the factor by which a step multiplies it; fade: ``() ->
-    number``, the largest factor by which a step multiplies the direction.
+    number``, the largest factor by which a step multiplies the direction; linear: whether the
+    direction is linear in the gradients, so that it fades as these do.
     """
 
     factors: Mapping[str, Any]
     fade: Callable[[], Any] = lambda: 0.0
+    linear: bool = False
+
+
+SCALED = ZeroGradient({}, linear=True)
+"""What a rule declares that multiplies gradients by a number."""
 
 
 class CannotSkip(Exception):
@@ -62,6 +68,9 @@ class SkippedSteps:
         def skipping(g: Array, s: Any, t: Any, *p: Array) -> tuple[Array, dict[str, Array]]:
             names = s.names()
             if takes_params or (names and zero_gradient is None):
+                raise CannotSkip
+            linear = zero_gradient is not None and zero_gradient.linear
+            if self.advanced.horizon and not linear:  # a sign does not fade as its momentum does
                 raise CannotSkip
             self.advanced.slots += len(names)
             if zero_gradient is None:

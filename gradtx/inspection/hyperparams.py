@@ -261,10 +261,20 @@ def replace(tx: _D, paths: dict[str, Any] | None = None, /, **arguments: Any) ->
         if not full:
             raise ValueError(
                 f"replace: {name!r} does not exist; the arguments are {', '.join(known)}"
+                f"{_injected(name, tx)}"
             )
         wanted |= dict.fromkeys(full, value)
     new: _D = _replaced(tx, wanted)
     return new
+
+
+def _injected(name: str, tx: Any) -> str:
+    """What the error about an argument adds, if a state of `inject_hyperparams` has its value."""
+    parts = (part for part in (tx, *getattr(tx, "within", ())) if part.declaration is not None)
+    given = (part.declaration.arguments.get("arguments") for part in parts)
+    if not any(isinstance(arguments, dict) and name in arguments for arguments in given):
+        return ""
+    return f"; the state has its value, state.hyperparams[{name!r}], to be set there"
 
 
 def _matching(pattern: str, known: list[str]) -> list[str]:
@@ -301,8 +311,7 @@ def with_arguments(tx: Any, arguments: Mapping[str, Any]) -> Any:
     builder = tx.declaration.builder
     bound = builder.signature.bind_partial()
     bound.arguments.update(arguments)
-    checked = builder.bind(*bound.args, **bound.kwargs)
-    return type(tx).declared(Declaration(builder, checked))
+    return builder.public(*bound.args, **bound.kwargs)
 
 
 def map_transformations(value: Any, name: str, function: Callable[[Any, str], Any]) -> Any:

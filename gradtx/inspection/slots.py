@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradtx.inspection.dotted_paths import paths_ending_in
@@ -15,6 +16,7 @@ from gradtx.leaves.paths import (
     map_with_paths,
     path_string,
 )
+from gradtx.numerics.control import branch
 from gradtx.types import INNER, PyTree, State, StateT, fields_of, is_stored, slot_fields
 
 Path: TypeAlias = str | tuple[Any, ...]
@@ -212,12 +214,16 @@ def _stored_like(slot: PyTree, value: PyTree, before: PyTree) -> PyTree:
     """`value` encoded or stored as the leaves of a slot are.
 
     A leaf that is unchanged since it was read keeps its codes: encoding it again could change them.
+    Others are copied, since a step may take the memory of its state.
     """
 
     def one(x: Any, new: Any, old: Any) -> Any:
         if new is old:
             return x
-        return x.store(new) if is_stored(x) else new
+        if is_stored(x):
+            return branch(jnp.array_equal(new, old), lambda: x, lambda: x.store(new))
+        is_array = isinstance(new, jax.Array | np.ndarray)
+        return jnp.array(new, new.dtype, copy=True) if is_array else new
 
     return jax.tree.map(
         one, slot, packed_like(value, slot), packed_like(before, slot), is_leaf=is_stored

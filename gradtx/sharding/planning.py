@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
 from gradtx.estimators.estimator import Estimator
@@ -142,7 +142,7 @@ class StepPlan:
 def plan_step(
     tx: GradientTransformation,
     params: Params,
-    mesh: Mapping[str, int],
+    mesh: Mapping[str, int] | Mesh,
     specs: PyTree = None,
     *,
     batch: AxisName = (),
@@ -157,7 +157,7 @@ def plan_step(
     Args:
         tx: any transformation.
         params: the parameters, or `jax.ShapeDtypeStruct` in their place.
-        mesh: the sizes of its axes by name, of any number of devices.
+        mesh: the sizes of its axes by name, of any number of devices; or a mesh.
         specs: a `PartitionSpec` for each parameter, or one for all; replicated unless given.
         batch: the axes over which the batch is divided, and gradients are reduced. A parameter that
             is divided over one of them (FSDP) is gathered twice, for the forward and the backward
@@ -188,7 +188,17 @@ def plan_step(
     >>> plan.state_bytes
     50331652
     """
-    sizes, over = dict(mesh), axes_of(batch) if batch else ()
+    if not isinstance(mesh, Mapping | Mesh):
+        raise TypeError(f"plan_step: mesh must be a dict of sizes by axis, not {mesh!r:.80}")
+    sizes = dict(mesh.shape if isinstance(mesh, Mesh) else mesh)
+    over = axes_of(batch) if batch else ()
+    of_links = [axis for how in communications(tx) for axis in how.over]
+    for axis in (*(links or {}), *of_links):
+        if axis not in sizes:
+            raise ValueError(
+                f"plan_step: there is no axis {axis!r}, of a link or of tx, in the mesh; its axes "
+                f"are {', '.join(map(repr, sizes))}"
+            )
     if unknown := [axis for axis in over if axis not in sizes]:
         raise ValueError(
             f"plan_step: batch={unknown[0]!r} is not an axis of the mesh; its axes are "

@@ -6,6 +6,7 @@ weight decay the dense update would have moved it. `dense_rows` makes the gradie
 looked up again, so that the result is the dense one.
 """
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 
 from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around, not_outermost
+from gradtx.composition.scalings import beyond_scalings
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.declarations.declared_schedule import reads_host
 from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
@@ -94,7 +96,11 @@ def exact_rows(
     RMSProp, Adagrad, and their row-wise forms, with any learning rate), steps are taken one by one
     only while they move a parameter by more than 2^-32 of the first (212 for Adam with its
     defaults, 0 for RMSProp and Adagrad), and the others at once. If an update depends on the
-    parameters, as with weight decay, all steps are taken one by one.
+    parameters, as with weight decay, or does not fade with the momentum, as its sign
+    (:func:`signum`), all steps are taken one by one.
+
+    Before you change a hyperparameter by hand, call :func:`catch_up`: rows that are behind take
+    the steps that they missed with the new value.
 
     Args:
         inner: the optimizer; it may hold state for each entry or row, and counters.
@@ -337,7 +343,16 @@ def _horizon(
         jax.eval_shape(paused, params, row_slots)
     except CannotSkip:
         return None
-    return probe.advanced.horizon if probe.advanced.slots == len(row_slots) else None
+    horizon = probe.advanced.horizon
+    if probe.advanced.slots != len(row_slots) or (horizon and _has_more_after_slots(inner)):
+        return None
+    return horizon
+
+
+def _has_more_after_slots(tx: GradientTransformation) -> bool:
+    """Whether something that is no rule, and more than a factor, comes after a rule with slots."""
+    parts = [part.rule for part in beyond_scalings(tx)]
+    return None in itertools.dropwhile(lambda rule: rule is None, parts)
 
 
 _NEVER = np.iinfo(np.int32).max

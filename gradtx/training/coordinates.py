@@ -10,6 +10,7 @@ import numpy as np
 
 from gradtx.numerics import rms
 from gradtx.training.minimize import minimize
+from gradtx.training.rates import loss_arguments
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ def coordinate_check(
     Args:
         make: ``width -> (params, tx)``, the initial parameters and the optimizer, such as a
             :func:`transfer` of one.
-        loss_fn: ``(params, batch) -> value``.
-        activations: ``(params, batch) -> {name: array}``, what to look at.
+        loss_fn: ``(params, batch) -> value``; or ``(params, *args)`` for a batch that is a tuple.
+        activations: ``-> {name: array}``, what to look at, of the same arguments.
         batch: the batch, the same for all steps.
         widths: at least two, rising; a slope over a factor of 8 or more says most.
         steps: how many steps, at least 1.
@@ -116,6 +117,7 @@ def coordinate_check(
 
     Raises:
         ValueError: there are fewer than two widths, or no steps.
+        TypeError: `make` does not return a pair.
 
     Source: G. Yang et al., Tensor Programs V, 2022, arXiv:2203.03466, appendix D.1.
 
@@ -137,17 +139,23 @@ def coordinate_check(
         raise ValueError(f"coordinate_check: widths must be two or more, rising, not {widths!r}")
     if steps < 1:
         raise ValueError(f"coordinate_check: steps must be at least 1, not {steps!r}")
+    batch = loss_arguments(loss_fn, batch)
     sizes: dict[str, list[float]] = {}
     changes: dict[str, list[float]] = {}
     for width in widths:
-        params, tx = make(width)
+        made = make(width)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise TypeError(
+                f"coordinate_check: make must return a tuple (params, tx), not {made!r:.80}"
+            )
+        params, tx = made
         state = tx.init(params)
         look = jax.jit(activations)
-        step = jax.jit(lambda p, s, b, tx=tx: minimize(loss_fn, tx, p, s, b)[:2])
-        before = look(params, batch)
+        step = jax.jit(lambda p, s, b, tx=tx: minimize(loss_fn, tx, p, s, *b)[:2])
+        before = look(params, *batch)
         for _ in range(steps):
             params, state = step(params, state, batch)
-        after = look(params, batch)
+        after = look(params, *batch)
         for name, x in before.items():
             sizes.setdefault(name, []).append(float(rms(x)))
             changes.setdefault(name, []).append(float(rms(after[name] - x)))

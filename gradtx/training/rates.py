@@ -165,6 +165,7 @@ def find_rate(
     Raises:
         ValueError: the rates are not positive, or there are no batches, or each rate diverged, or
             the loss of the start is not finite.
+        TypeError: `build` is a transformation, or no function.
 
     >>> import gradtx
     >>> sweep = find_rate(
@@ -173,6 +174,11 @@ def find_rate(
     >>> sweep.suggestion, sweep.diverged
     (0.5, (5.0,))
     """
+    if isinstance(build, tuple) or not callable(build):
+        raise TypeError(
+            "find_rate: build must be a function of the rate, such as gradtx.adamw, not "
+            f"{build!r:.80}"
+        )
     grid = 10 ** np.arange(-5, 0.1, 0.5) if rates is None else np.asarray(rates, float)
     grid = np.sort(grid)
     if grid.ndim != 1 or not grid.size or not np.all((grid > 0) & np.isfinite(grid)):

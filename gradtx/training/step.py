@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from gradtx.backward.inside import InsidePlan
 from gradtx.checks import check_integer
 from gradtx.composition.apply import loses_small_steps
-from gradtx.core.explanations import check_alive, explain
+from gradtx.core.explanations import check_alive, explain, name_of
 from gradtx.core.pair import (
     GradientTransformation,
     with_extra_args_support,
@@ -29,7 +29,7 @@ from gradtx.sharding.resharding import Shardings
 from gradtx.training.backlog import Backlog
 from gradtx.training.estimated import estimating, estimator_of, optimizer_of, say_if_flat
 from gradtx.training.minimize import Value, check_order, minimize, read_inside, step_inside
-from gradtx.training.rounding import stochastic_rounding
+from gradtx.training.rounding import StochasticRoundingState, stochastic_rounding
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
 
 Told = TypeVarTuple("Told")
@@ -77,6 +77,11 @@ class TrainStep(Generic[*Told]):
         is_first = not self._started
         flat_before = self._flat_steps(state) if is_first else 0
         if is_first:
+            if _has_no_key(self.tx, state):
+                raise TypeError(
+                    "make_step: the state of a step with a rounding_key has a key, and this state "
+                    "of another transformation has none: make it with step.init(params)"
+                )
             # A weakly typed parameter, such as jnp.array(1.0), is strong after the first step.
             if any(getattr(p, "weak_type", False) for p in jax.tree.leaves(params)):
                 params = jax.tree.map(
@@ -185,6 +190,12 @@ def _check_shardings(what: str, tree: PyTree, shardings: PyTree) -> None:
                 f"{what}: {path_string(path)!r} lies on {x.sharding}, but the step was made for "
                 f"{required}: make the state with step.init, or move it with jax.device_put"
             )
+
+
+def _has_no_key(tx: GradientTransformation, state: State) -> bool:
+    """Whether `tx` rounds at random, and the state is that of another transformation."""
+    rounds = tx.declaration is not None and name_of(tx) == "stochastic_rounding"
+    return rounds and isinstance(state, tuple) and not isinstance(state, StochasticRoundingState)
 
 
 @overload

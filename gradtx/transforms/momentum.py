@@ -65,7 +65,7 @@ def trace(
     def slots(p: Array) -> dict[str, Array]:
         return {"trace": numerics.zero_mean(p, accumulator_dtype)}
 
-    zero_gradient = ZeroGradient({"trace": decay}, lambda: decay)
+    zero_gradient = ZeroGradient({"trace": decay}, lambda: decay, linear=True)
     if dampening is None or numerics.is_zero(dampening):
 
         def rule(g: Array, s: Any, t: Any) -> Any:
@@ -124,6 +124,5 @@ def ema(
         m = numerics.ema(g, s.ema, decay)
         return (numerics.debias(m, decay, t) if debias else m), {"ema": m}
 
-    return elementwise(
-        EmaState, slots, rule, zero_gradient=ZeroGradient({"ema": decay}, lambda: decay)
-    )
+    zero_gradient = ZeroGradient({"ema": decay}, lambda: decay, linear=True)
+    return elementwise(EmaState, slots, rule, zero_gradient=zero_gradient)

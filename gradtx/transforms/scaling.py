@@ -14,6 +14,7 @@ from gradtx.core.pair import (
     transformation,
 )
 from gradtx.engine.lift import elementwise
+from gradtx.engine.zero_gradients import SCALED
 from gradtx.numerics import increment, is_zero, widen
 from gradtx.types import (
     Array,
@@ -48,7 +49,8 @@ def scale(step_size: Number) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any) -> Any:
         return g * step_size, {}
 
-    return elementwise(EmptyState, None, rule).with_facets(Scaling("step"))
+    lifted = elementwise(EmptyState, None, rule, zero_gradient=SCALED)
+    return lifted.with_facets(Scaling("step"))
 
 
 @transformation(native_schedules=True, update_size="proportional")
@@ -103,7 +105,7 @@ def scale_by_learning_rate(
     def rule(g: Array, s: Any, t: Any) -> Any:
         return g * signed, {}
 
-    return elementwise(EmptyState, None, rule).with_facets(
+    return elementwise(EmptyState, None, rule, zero_gradient=SCALED).with_facets(
         Clock(ScaleByScheduleState), Scaling("step")
     )
 

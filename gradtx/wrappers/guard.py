@@ -212,6 +212,6 @@ def _counted(count: Array, event: Array) -> Array:
 
 def _learning_rate(tx: GradientTransformation, state: State) -> Array:
     """The learning rate of the next step; 0 if there is none, or more than one."""
-    rates = [v for path, v in hyperparams(tx, state).items() if path.endswith("learning_rate")]
-    known = len(rates) == 1 and rates[0] is not None
-    return cast(jnp.asarray(rates[0] if known else 0.0), jnp.float32)
+    named = hyperparams(tx, state).items()
+    rates = [v for path, v in named if path.endswith("learning_rate") and v is not None]
+    return cast(jnp.asarray(rates[0] if len(rates) == 1 else 0.0), jnp.float32)

@@ -37,8 +37,9 @@ def master_weights(inner: GradientTransformation) -> GradientTransformation:
         \theta_{t+1} = \mathrm{round}(w_{t+1})
 
     Args:
-        inner: the optimizer; put this around all of it, inside of :func:`accumulate` and guards.
-            It sees the copy as its parameters, and keeps its slots as for float32.
+        inner: the optimizer; put this around all of it, inside of :func:`accumulate` and guards,
+            but around :func:`dynamic_loss_scale` and what that holds, which divides gradients. It
+            sees the copy as its parameters, and keeps its slots as for float32.
 
     Leaves in float32 and wider have no copy. The updates that ``update`` returns lead to the
     rounded copy: add them as they are. Any other change to the parameters is undone by the next

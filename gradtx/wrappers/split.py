@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.composition.roles import Role, RolesOfLeaves
 from gradtx.composition.views import OnPart
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.declarations.declaration import Kept, in_order
 from gradtx.engine.lift import refused_rows
 from gradtx.inspection.description import roles_in
 from gradtx.leaves.matrix_layout import axes_of
@@ -236,7 +237,9 @@ def _parts(path: str, shape: tuple[int, ...], split: SplitLeaf) -> _Parts:
 
 
 @transformation
-def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTransformation:
+def split_leaves(
+    inner: GradientTransformation, splits: Annotated[Splits, Kept(in_order)]
+) -> GradientTransformation:
     r"""Run a transformation on the parts of leaves that hold several parameters beside each other.
 
     Queries, keys and values in one array, or the gate of an MLP and what it gates, with interleaved

@@ -3,7 +3,7 @@
 import fnmatch
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.declarations.declaration import Kept, in_order
 from gradtx.inspection.slots import map_slots, walk_slots
 from gradtx.kernels.stored_step import Kernels, in_kernels, without_kernels
 from gradtx.leaves.paths import first_difference, map_with_paths, matches, path_string
@@ -45,7 +46,7 @@ class _Choice(NamedTuple):
 @transformation(native_schedules=True, update_size="proportional")
 def store(
     inner: GradientTransformation,
-    codecs: Any = "int8",
+    codecs: Annotated[Any, Kept(in_order)] = "int8",
     *,
     min_size: NonNegativeInt = MIN_SIZE,
     exempt: Any = EMBEDDINGS,

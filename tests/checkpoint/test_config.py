@@ -448,3 +448,42 @@ def test_what_has_a_name_of_gradtx_is_not_taken_for_it(kind):
     with pytest.raises(ValueError, match="custom_objects"):
         gradtx.from_config(config)
     assert gradtx.from_config(config, {own.__name__: own}) == tx
+
+
+@gradtx.transformation
+def limited(rate: gradtx.checks.NonNegative, /, *links: Any, last: Any = 1.0, **more: Any):
+    return gradtx.chain(gradtx.scale(rate * last * sum(more.values())), *links)
+
+
+def test_arguments_of_every_kind():
+    tx = limited(0.5, gradtx.scale(2.0), gradtx.scale(3.0), last=4.0, a=1.0, b=2.0)
+    assert gradtx.from_config(gradtx.to_config(tx), {"limited": limited}) == tx
+    assert limited(0.5, last=4.0) == gradtx.from_config(
+        gradtx.to_config(limited(0.5, last=4.0)), {"limited": limited}
+    )
+
+
+def rate_of(value):
+    def rate(count):
+        return value
+
+    return rate
+
+
+def test_functions_of_one_name_are_refused():
+    one, other = rate_of(0.1), rate_of(0.2)
+    both = {"a": gradtx.sgd(one), "b": gradtx.sgd(other)}
+    with pytest.raises(TypeError, match="two functions are called 'rate'"):
+        gradtx.to_config(gradtx.partition(both, [("a", "a"), ("b", "b")]))
+    tx = gradtx.chain(gradtx.sgd(one), gradtx.sgd(one))
+    assert gradtx.from_config(gradtx.to_config(tx), {"rate": one}) == tx
+
+
+@pytest.mark.parametrize("kind", [float, complex, np.float16, "bfloat16"])
+def test_types_by_any_name(kind):
+    tx = (
+        gradtx.adam(0.1, mu_dtype=kind)
+        if kind is not complex
+        else gradtx.trace(0.9, False, complex)
+    )
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx

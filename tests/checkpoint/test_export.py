@@ -5,6 +5,7 @@ import sys
 
 import chex
 import jax
+import jax.numpy as jnp
 import pytest
 from jax import export
 
@@ -72,3 +73,9 @@ def test_exported_programs_name_classes_as_earlier_files_do():
     gradtx.register_serialization(state)
     written = export.export(jax.jit(lambda state: state))(state).serialize()
     assert b"gradtx.scheduled.ScheduledState" in bytes(written)
+
+
+def test_packed_parameters_are_refused():
+    packed = gradtx.pack({"w": jnp.ones(2)})
+    with pytest.raises(ValueError, match="export a step of gradtx.unpack"):
+        gradtx.register_serialization(gradtx.adam(0.1).init(packed))

@@ -1,5 +1,6 @@
 """A whole run to a file and back; files that were cut short, changed, or never finished."""
 
+import collections
 import dataclasses
 import os
 import pathlib
@@ -547,3 +548,19 @@ def test_what_is_loaded_lies_on_the_device_of_the_parameters(tmp_path):
     assert all(x.committed for x in arrays)
     loose = gradtx.load_checkpoint(tmp_path / "run.npz", params=params)
     assert not any(x.committed for x in jax.tree.leaves((loose.params, loose.state)))
+
+
+def test_arguments_that_are_none(tmp_path):
+    tx, params = gradtx.sgd(0.1), {"w": jnp.ones(2)}
+    with pytest.raises(TypeError, match="step must be an integer, not 4.5"):
+        gradtx.save_checkpoint(tmp_path / "a.npz", params, tx.init(params), tx, step=4.5)
+    with pytest.raises(TypeError, match="takes path, params, state, tx, in this order"):
+        gradtx.save_checkpoint(tmp_path / "a.npz", params, tx, tx.init(params))
+
+
+def test_a_name_with_a_slash_in_any_order(tmp_path):
+    for names in (("a/b", "a"), ("a", "a/b")):
+        params = collections.OrderedDict((name, jnp.ones(len(name))) for name in names)
+        gradtx.save_checkpoint(tmp_path / "a.npz", params)
+        found = gradtx.load_checkpoint(tmp_path / "a.npz").params
+        assert jax.tree.map(jnp.shape, found) == {"a": (1,), "a/b": (3,)}

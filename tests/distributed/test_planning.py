@@ -405,3 +405,22 @@ def test_gathers_of_divided_parameters_on_256_chips():
     assert planned["all-gather"] / 2 <= in_float32 <= planned["all-gather"]
     assert overlapped  # between the start of a gather and its end lie products
     assert all(overlapped)
+
+
+def test_axes_that_the_mesh_lacks():
+    params = {"w": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
+    for links, tx, axis in (
+        ({"dta": None}, gradtx.sgd(0.1), "dta"),
+        (None, gradtx.diloco(gradtx.sgd(0.1), gradtx.sgd(0.7), 4, "pd"), "pd"),
+    ):
+        with pytest.raises(ValueError, match=f"there is no axis '{axis}'"):
+            gradtx.plan_step(tx, params, {"data": 8}, links=links)
+    with pytest.raises(TypeError, match="mesh must be a dict of sizes by axis"):
+        gradtx.plan_step(gradtx.sgd(0.1), params, 8)
+
+
+def test_a_mesh_in_place_of_its_sizes():
+    params = {"w": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
+    devices = jax.make_mesh((1,), ("data",))
+    want = gradtx.plan_step(gradtx.adam(0.1), params, {"data": 1})
+    assert str(gradtx.plan_step(gradtx.adam(0.1), params, devices)) == str(want)

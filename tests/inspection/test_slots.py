@@ -109,3 +109,24 @@ def test_slots_of_a_wrapper_within_one_of_its_kind_have_names_of_their_own():
     assert (outer.slow.tolist(), outer.fast_state.slow.tolist()) == ([1.0, 1.0], [0.0, 0.0])
     for name in gradtx.slot_names(state):
         assert gradtx.get_slot(inner, name)[0] == (name != "slow")
+
+
+def test_a_tree_of_which_one_leaf_changes():
+    params = {"a": jnp.ones((64, 64)), "b": jnp.ones((64, 64))}
+    tx = gradtx.store(gradtx.adam(0.1), "int4", min_size=0)
+    grads = jax.tree.map(lambda p: jnp.linspace(-1, 1, p.size).reshape(p.shape), params)
+    state = tx.update(grads, tx.init(params), params)[1]
+    tree = gradtx.get_slot(state, "mu")
+    for set_slot in (gradtx.set_slot, jax.jit(gradtx.set_slot, static_argnums=1)):
+        new = set_slot(state, "mu", {**tree, "b": tree["b"] * 2})
+        np.testing.assert_array_equal(gradtx.get_slot(new, "mu", "a"), tree["a"])
+        np.testing.assert_allclose(gradtx.get_slot(new, "mu", "b"), tree["b"] * 2, atol=0.05)
+
+
+def test_a_slot_has_memory_of_its_own():
+    params = {"a": jnp.ones(3)}
+    tx = gradtx.adam(0.1)
+    state = tx.init(params)
+    state = gradtx.set_slot(state, "nu", gradtx.get_slot(state, "mu"))
+    step = gradtx.make_step(lambda p: jnp.sum(p["a"]), tx)
+    step(params, gradtx.set_slot(state, "mu", params))

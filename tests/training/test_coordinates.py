@@ -124,3 +124,18 @@ def test_a_run_in_which_nothing_moves_does_not_pass():
     )
     assert sorted(check.failures) == ["one", "w"]
     assert not check.passed
+
+
+def test_a_batch_of_two_and_what_make_returns():
+    def made(width):
+        return {"w": jnp.ones(width) / width}, gradtx.sgd(0.1 / width)
+
+    def loss(p, x, y):
+        return (x * p["w"].sum() - y) ** 2
+
+    def look(p, x, y):
+        return {"sum": x * p["w"].sum()}
+
+    assert gradtx.coordinate_check(made, loss, look, (1.0, 2.0), (4, 16)).passed
+    with pytest.raises(TypeError, match=r"make must return a tuple \(params, tx\)"):
+        gradtx.coordinate_check(lambda width: jnp.ones(width), loss, look, (1.0, 2.0), (4, 16))

@@ -141,3 +141,8 @@ def test_the_loss_takes_a_batch_or_its_parts():
     ]
     np.testing.assert_array_equal(losses[0], losses[1])
     np.testing.assert_array_equal(losses[0], losses[2])
+
+
+def test_a_transformation_in_place_of_its_builder():
+    with pytest.raises(TypeError, match="build must be a function of the rate"):
+        gradtx.find_rate(lambda p, x: p * x, gradtx.adam(0.1), 0.0, jnp.ones(3))

@@ -300,3 +300,11 @@ def test_an_update_of_the_whole_table_from_rows_is_added():
                 params = gradtx.apply_updates(params, updates)
         results.append(params["x"].ravel())
     np.testing.assert_allclose(results, [[1, 0.729, 0.81, 0.9]] * 2, rtol=1e-6)
+
+
+def test_a_state_without_a_key():
+    params = jnp.ones(2, jnp.bfloat16)
+    tx = gradtx.sgd(0.1)
+    step = gradtx.make_step(lambda p: jnp.sum(p), tx, rounding_key=0)
+    with pytest.raises(TypeError, match=r"make it with step.init\(params\)"):
+        step(params, tx.init(params))

@@ -353,3 +353,10 @@ def test_the_line_of_a_log_whatever_is_inside(name):
     found = gradtx.hyperparams(step.tx, state).items()
     got = [float(rate) for path, rate in found if path.endswith("learning_rate")]
     np.testing.assert_allclose(got, rates, rtol=1e-5)
+
+
+def test_the_rate_of_an_optimizer_of_two_groups_with_one_rate():
+    params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    tx = gradtx.guard(gradtx.muon(0.02))
+    _, state = gradtx.apply_gradients(tx, params, params, tx.init(params))
+    np.testing.assert_allclose(gradtx.guard_report(state).learning_rate, 0.02, rtol=1e-6)
