@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount
+from gradtx.composition.views import SameGradients
+from gradtx.core.communication import Communication
 from gradtx.core.pair import (
     GradientTransformation,
     reduced_axes,
     transformation,
     with_extra_args_support,
 )
+from gradtx.core.traits import Links
 from gradtx.distributed.aggregation import aggregate, message_bytes
 from gradtx.engine.lift import needed
 from gradtx.inspection.description import communications, sent
@@ -73,7 +76,13 @@ class Outer:
     def __init__(self, outer: GradientTransformation, axis_name: AxisName) -> None:
         self.tx = with_extra_args_support(outer)
         self.init = self.tx.init
-        aggregates = set(axes_of(axis_name)) <= set(reduced_axes(self.tx))
+        axes = set(axes_of(axis_name))
+        aggregates = axes <= set(_reduced_first(self.tx))
+        if not aggregates and axes & set(reduced_axes(self.tx)):
+            raise ValueError(
+                f"outer reduces over {axis_name!r} a part of the leaves alone, or not at first: "
+                "start with it, chain(aggregate_int8(...), partition(...))"
+            )
         self._mean = None if aggregates else aggregate(axis_name)
         self.gathers = aggregates and any(message.gathers for message in communications(self.tx))
 
@@ -94,6 +103,17 @@ class Outer:
         return sum(each.bytes for each in sent(link, anchor))
 
 
+def _reduced_first(tx: GradientTransformation) -> tuple[str, ...]:
+    """The axes over which `tx` reduces the gradients of all leaves before anything else."""
+    communication, links = tx.facet(Communication), tx.expansion.facet(Links)
+    if communication is not None:
+        return tuple(communication.reduces)
+    if links is not None and links.each:
+        return _reduced_first(links.each[0])
+    sees_all = tx.facet(SameGradients) is not None and len(tx.inside) == 1
+    return _reduced_first(tx.inside[0]) if sees_all else ()
+
+
 def _per_step(every: Any, size: int) -> int:
     return -(-size // every) if isinstance(every, int) else size
 
@@ -108,14 +128,17 @@ def local_sgd(
         \theta_i \leftarrow \frac1n \sum_j \theta_j \text{ at every } H\text{-th step}
 
     Args:
-        inner: the optimizer of each device, of any kind.
+        inner: the optimizer of each device. One that keeps a copy of the parameters, as
+            ``gradtx.master_weights`` does, goes on from its copy, and undoes the averages: put it
+            around, ``master_weights(local_sgd(...))``.
         every: `H`, at least 1; at 1 the parameters are the same on all devices after every step.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
 
     Apply the updates unchanged. Each device has parameters and a state of its own: what a
     ``shard_map`` returns of them is not the same on all devices (see docs/distributed.md).
     Synchronizing costs one all-reduce of the parameters, in float32 or wider; other steps send
-    nothing. If no axis is bound there is one device, and this is just `inner`.
+    nothing. If no axis is bound there is one device, and this is just `inner`. ``update`` takes the
+    extra argument ``weight``, as :func:`diloco` does.
 
     State: `LocalSGDState`; the inner states stay with their devices.
 
@@ -149,6 +172,9 @@ def local_sgd(
         def meet() -> Updates:
             mine = map_present(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
             mean = _mean("local_sgd", axis_name, mine)
+            if "weight" in extra_args:
+                link, weight = aggregate(axis_name), extra_args["weight"]
+                mean, _ = link.update(mine, EmptyState(), weight=weight)
             return map_present(
                 lambda u, m, p: cast(m - widen(jnp.asarray(p)), u.dtype), out, mean, params
             )
@@ -182,7 +208,8 @@ def diloco(
         \phi \leftarrow \phi + \mathrm{outer}(\Delta), \qquad \theta_i \leftarrow \phi
 
     Args:
-        inner: the optimizer of each device; AdamW in the paper.
+        inner: the optimizer of each device; AdamW in the paper. As for :func:`local_sgd`, one that
+            keeps a copy of the parameters belongs around this.
         outer: the optimizer for synchronization; in the paper Nesterov momentum,
             ``sgd(0.7, momentum=0.9, nesterov=True)``. With ``sgd(1.0)`` this is :func:`local_sgd`.
             If it starts by aggregating over the axis, as
@@ -202,7 +229,8 @@ def diloco(
     State: `DiLoCoState`.
 
     Raises:
-        ValueError: axes are bound here, but not this one; the parameters are not given.
+        ValueError: axes are bound here, but not this one; the parameters are not given; `outer`
+            aggregates some leaves alone, or does something else first.
 
     Source: A. Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
     2023, arXiv:2311.08105, algorithm 1.

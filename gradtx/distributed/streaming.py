@@ -116,9 +116,16 @@ class _Streaming(NamedTuple):
 
     def init(self, params: Params) -> State:
         anchor = jax.tree.map(lambda p: self.fragments.cut(widen(jnp.array(p))), params)
+        outer_states = jax.vmap(self.outer.init, axis_size=self.fragments.number)(anchor)
+        slots = jax.tree.leaves(outer_states, is_leaf=is_stored)
+        if any(getattr(x, "blocks", None) is not None for x in slots):
+            raise ValueError(
+                f"{_LABEL}: the slots of outer are in blocks, which fragments would cut: put store "
+                "around, store(streaming_diloco(...))"
+            )
         return StreamingDiLoCoState(
             self.inner.init(params),
-            jax.vmap(self.outer.init, axis_size=self.fragments.number)(anchor),
+            outer_states,
             anchor,
             jax.tree.map(lambda a: jnp.zeros(a.shape[1:] if self.delay else (0,), a.dtype), anchor),
             jnp.asarray(self.interval, jnp.int32),
@@ -259,10 +266,12 @@ def streaming_diloco(
         mixing: :math:`\alpha` in :math:`[0, 1]`, how much of a device's own parameters is kept.
 
     Apply the updates unchanged; devices differ as for :func:`local_sgd`, and drop out by the extra
-    argument ``weight``, as in :func:`diloco`. A fragment has an equal share of every leaf: of its
-    rows if `F` divides them, and otherwise of its entries. With leaves that stack layers, these are
-    consecutive layers, as in the paper. One step in :math:`H / F` sends :math:`1 / F` of the
-    parameters, in a branch; the program has one branch, however many fragments there are.
+    argument ``weight``, as in :func:`diloco`; with a delay the weight is that of the step in which
+    a fragment arrives, so pass 0 until a bad change that was sent has arrived. A fragment has an
+    equal share of every leaf: of its rows if `F` divides them, and otherwise of its entries. With
+    leaves that stack layers, these are consecutive layers, as in the paper. One step in
+    :math:`H / F` sends :math:`1 / F` of the parameters, in a branch; the program has one branch,
+    however many fragments there are.
 
     With `F` equal to `H` every step sends, and there is no branch. With a delay of 1 the message
     then depends on nothing that the step computes, and XLA may send it in the meantime.
@@ -271,7 +280,8 @@ def streaming_diloco(
 
     Raises:
         ValueError: `every` is not a multiple of `fragments`; `delay` is too large; axes are bound
-            here, but not this one; the parameters are not given.
+            here, but not this one; the parameters are not given; slots of `outer` are in blocks, by
+            :func:`store`, or `outer` aggregates some leaves alone.
 
     Source: A. Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a
     Distributed Free Lunch, 2025, arXiv:2501.18512, algorithm 2. There a fragment has whole layers,

@@ -139,6 +139,18 @@ class NoStep:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__
     __truediv__ = __rtruediv__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = __pow__
+    __mod__ = __pow__
+
+    def __neg__(self) -> Any:
+        return self._refuse()
+
+    def __eq__(self, other: object) -> Any:
+        return self._refuse()
+
+    def __ne__(self, other: object) -> Any:
+        return self._refuse()
+
+    __hash__ = object.__hash__
 
 
 class Steps:

@@ -113,6 +113,7 @@ def tuplewise(
         ]
 
     takes_params = reads_params(rule) or (on_others is not None and reads_params(on_others))
+    takes_params |= dimensions is not None  # a leaf without a gradient has no other shape
     transform = _by_tuples(rule, related, dimensions, on_others)
     return lift(lifted, first, transform, start=start, takes_params=takes_params)
 

@@ -96,6 +96,32 @@ class Step:
     def __rpow__(self, other: Any) -> Array:
         return other**self.number
 
+    def __mod__(self, other: Any) -> Array:
+        return self.number % other
+
+    def __neg__(self) -> Array:
+        return -self.number
+
+    def __eq__(self, other: object) -> Any:
+        return self.number == other
+
+    def __ne__(self, other: object) -> Any:
+        return self.number != other
+
+    def __lt__(self, other: Any) -> Any:
+        return self.number < other
+
+    def __le__(self, other: Any) -> Any:
+        return self.number <= other
+
+    def __gt__(self, other: Any) -> Any:
+        return self.number > other
+
+    def __ge__(self, other: Any) -> Any:
+        return self.number >= other
+
+    __hash__ = object.__hash__
+
     def of_leaf(self, leaf: Any) -> "Step":
         """This step for one leaf, by whose number :meth:`distinct` tells leaves apart."""
         step = copy.copy(self)

@@ -42,7 +42,7 @@ from gradtx.types import Params, PyTree, State, slot_fields
 SlotPlaces: TypeAlias = (
     Mapping[str, PartitionSpec] | Callable[[str, jax.ShapeDtypeStruct], PartitionSpec | None]
 )
-"""The specifications of some slots, by path pattern or as a function of path and shape."""
+"""The specifications of some slots, by path pattern or as a function of the path and the slot."""
 
 
 @dataclass(frozen=True)

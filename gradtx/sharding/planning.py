@@ -13,7 +13,7 @@ from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.description import communications, sent
 from gradtx.leaves.paths import leaves_with_path
 from gradtx.ownership.owners import Stack
-from gradtx.sharding.axes import AxisName, axes_of
+from gradtx.sharding.axes import AxisName, axes_of, check_axis_name
 from gradtx.sharding.operations import busiest, messages, owners_lines
 from gradtx.sharding.placement import dims_of
 from gradtx.sharding.sharding import MIN_SIZE, StateSharding, state_sharding
@@ -191,6 +191,8 @@ def plan_step(
     if not isinstance(mesh, Mapping | Mesh):
         raise TypeError(f"plan_step: mesh must be a dict of sizes by axis, not {mesh!r:.80}")
     sizes = dict(mesh.shape if isinstance(mesh, Mesh) else mesh)
+    if batch:
+        check_axis_name("plan_step: batch", batch)
     over = axes_of(batch) if batch else ()
     of_links = [axis for how in communications(tx) for axis in how.over]
     for axis in (*(links or {}), *of_links):

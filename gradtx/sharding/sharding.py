@@ -17,7 +17,7 @@ from gradtx.leaves.shardings import automatic
 from gradtx.names.namespace import warn
 from gradtx.ownership.owned_slots import apart, is_owned, together
 from gradtx.ownership.owners import Stack, stacks
-from gradtx.sharding.axes import AxisName, axes_of
+from gradtx.sharding.axes import AxisName, axes_of, check_axis_name
 from gradtx.sharding.divided_state import (
     ChosenSlots,
     DividedState,
@@ -200,7 +200,8 @@ def state_sharding(
             differentiated in reverse.
         slots: which slots lie otherwise, and where: ``{"*/mu/*": PartitionSpec("data")}``, with a
             path pattern for the paths that ``print`` shows (the first that fits counts), or a
-            function ``(path, shape) -> PartitionSpec or None``. They are not divided further. Slots
+            function ``(path, slot) -> PartitionSpec or None``, of what has the slot's ``shape`` and
+            ``dtype``. They are not divided further. Slots
             in a codec, and stacks of matrices that devices share out, lie as ever.
 
     Returns:
@@ -225,6 +226,8 @@ def state_sharding(
     leaves, treedef = leaves_with_path(params)
     shardings = _aligned(params, params_sharding)
     mesh = _common_mesh(leaves, shardings)
+    if zero is not None:
+        check_axis_name("state_sharding: zero", zero)
     over = () if zero is None else axes_of(zero)
     if unknown := [axis for axis in over if axis not in mesh.shape]:
         raise ValueError(

@@ -147,3 +147,32 @@ class TestBadInput:
         specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
         with pytest.raises(ValueError, match="no axis 'dat'"):
             jax.shard_map(update, mesh=mesh(data=8), **specs)(jnp.ones(8))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_outer_optimizer_that_aggregates_some_leaves_is_refused(streaming):
+    def made(outer):
+        if streaming:
+            return gradtx.streaming_diloco(gradtx.sgd(0.1), outer, 4, "d", 2)
+        return gradtx.diloco(gradtx.sgd(0.1), outer, 4, "d")
+
+    some = gradtx.masked(gradtx.aggregate_int8("d"), "w")
+    for outer in (gradtx.chain(some, gradtx.sgd(1.0)), gradtx.chain(gradtx.scale(2.0), some)):
+        with pytest.raises(ValueError, match="outer reduces over 'd' a part of the leaves"):
+            made(outer)
+    made(gradtx.chain(gradtx.chain(gradtx.aggregate_int8("d"), gradtx.sgd(1.0)), gradtx.scale(1.0)))
+    if streaming:
+        stored = gradtx.store(gradtx.sgd(0.7, 0.9), "int8", min_size=0)
+        with pytest.raises(ValueError, match=r"store\(streaming_diloco"):
+            made(stored).init({"w": jnp.ones((4, 64))})
+
+
+def test_a_device_of_weight_0_in_local_sgd():
+    tx = gradtx.local_sgd(gradtx.sgd(1.0), 1, "d")
+
+    def step(g, weight):
+        p = jnp.float32(0.0)
+        return p + tx.update(g, tx.init(p), p, weight=weight)[0]
+
+    found = jax.vmap(step, axis_name="d")(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([1.0, 0, 1]))
+    assert found[0] == found[2] == -2.0

@@ -140,3 +140,36 @@ def test_what_a_pair_has_beside_its_functions_is_kept():
     assert tx._replace(init=lambda p: 1).step is tx.step
     leaves, treedef = jax.tree.flatten(tx)
     assert jax.tree.unflatten(treedef, leaves).step is tx.step
+
+
+def test_the_step_is_compared_as_its_number():
+    class Counted(NamedTuple):
+        count: gradtx.Counter
+
+    class Uncounted(NamedTuple):
+        pass
+
+    def built(state, of):
+        return gradtx.elementwise(state, None, lambda g, s, t: (jnp.where(of(t), g, -g), {}))
+
+    cases = {
+        "==": (lambda t: t == 2, [-1, 1, -1]),
+        "!=": (lambda t: t != 2, [1, -1, 1]),
+        "<": (lambda t: t < 2, [1, -1, -1]),
+        "<=": (lambda t: t <= 2, [1, 1, -1]),
+        ">": (lambda t: t > 2, [-1, -1, 1]),
+        ">=": (lambda t: t >= 2, [-1, 1, 1]),
+        "%": (lambda t: t % 2, [1, -1, 1]),
+        "-": (lambda t: -t + 2, [1, -1, 1]),
+    }
+    g = jnp.ones(1)
+    for of, want in cases.values():
+        tx, found = built(Counted, of), []
+        state = tx.init(g)
+        for _ in want:
+            updates, state = jax.jit(tx.update)(g, state)
+            found += updates.tolist()
+        assert found == want
+        tx = built(Uncounted, of)
+        with pytest.raises(TypeError, match="the rule uses the step, and Uncounted counts none"):
+            tx.update(g, tx.init(g))

@@ -436,3 +436,27 @@ def test_functions_without_arguments_are_refused():
     """What they were at a step that a row missed is not known later."""
     with pytest.raises(ValueError, match="function without arguments"):
         gradtx.exact_rows(gradtx.chain(gradtx.clip(1.0), gradtx.sgd(lambda: 0.1)))
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        gradtx.signum(0.01),
+        gradtx.chain(gradtx.scale_by_adam(), gradtx.scale_by_sign(), gradtx.scale(-0.01)),
+        gradtx.chain(gradtx.trace(0.9), gradtx.clip(1e-3), gradtx.scale(-1.0)),
+        gradtx.chain(gradtx.trace(0.9), gradtx.stateless(lambda u, p: jax.tree.map(jnp.sign, u))),
+    ],
+)
+def test_directions_that_do_not_fade_with_their_momentum(inner):
+    """Steps are then taken one by one, though each slot's factor is known."""
+    tx, table = gradtx.exact_rows(inner), jnp.zeros((2, 1))
+    exact, dense = (table, tx.init(table)), (table, inner.init(table))
+    rows = gradtx.Rows(jnp.array([0]), jnp.ones((1, 1)), (2, 1))
+    other = gradtx.Rows(jnp.array([1]), jnp.ones((1, 1)), (2, 1))
+    steps = [jax.jit(functools.partial(gradtx.apply_gradients, each)) for each in (tx, inner)]
+    for t in range(300):
+        g = rows if t == 0 else other
+        exact = steps[0](g, *exact)
+        dense = steps[1](g.to_dense(), *dense)
+    caught_up, _ = gradtx.sparse.catch_up(tx, *exact)
+    np.testing.assert_allclose(caught_up, dense[0], rtol=1e-5)
