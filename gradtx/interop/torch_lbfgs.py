@@ -25,20 +25,9 @@ def from_lbfgs(
     rate, size = o.number("lr"), o.integer("history_size")
     if not 1 <= size <= _LARGEST:
         raise ValueError(f"{o.where}: history_size must be from 1 to {_LARGEST}, not {size}")
-    search = o.take("line_search_fn")
+    tx = lbfgs(rate, size, linesearch=_line_search(o))
     o.skip(*_ENDS, "initial_lr", "param_names")
     o.finish()
-    if not isinstance(search, str | None) or search not in (None, "strong_wolfe"):
-        raise ValueError(
-            f"{o.where}: line_search_fn must be None or 'strong_wolfe', not {search!r:.80}"
-        )
-    tx = lbfgs(
-        rate,
-        size,
-        linesearch=None
-        if search is None
-        else scale_by_zoom_linesearch(25, slope_rtol=1e-4, initial_guess_strategy="one"),
-    )
     for entries in states:
         if not isinstance(entries, Mapping | None):
             raise TypeError(f"{o.where}: the state must be a dict, not {entries!r:.80}")
@@ -80,6 +69,17 @@ def from_lbfgs(
     }
     weighted = jnp.zeros(size).at[jnp.array(places, int)].set(jnp.array(weights))
     return tx, filled(state, slots, {"count": count, "weights_memory": weighted})
+
+
+def _line_search(o: Options) -> GradientTransformation | None:
+    search = o.take("line_search_fn")
+    if not isinstance(search, str | None) or search not in (None, "strong_wolfe"):
+        raise ValueError(
+            f"{o.where}: line_search_fn must be None or 'strong_wolfe', not {search!r:.80}"
+        )
+    if search is None:
+        return None
+    return scale_by_zoom_linesearch(25, slope_rtol=1e-4, initial_guess_strategy="one")
 
 
 def _list(read: Options, key: str) -> list[Any]:

@@ -92,8 +92,6 @@ def ctc_loss_with_forward_probs(
     (x,) = floating(name, logits=logits)
     y, frame_pads, label_pads = map(jnp.asarray, (labels, logit_paddings, label_paddings))
     check_labels(name, y)
-    if jnp.issubdtype(y.dtype, jnp.unsignedinteger):  # where a label is missing, -1 stands below
-        y = y.astype(jnp.int32)
     check_rank(name, 3, logits=x)
     check_rank(name, 2, labels=y)
     check_shapes(name, labels=y, label_paddings=label_pads)
@@ -105,7 +103,7 @@ def ctc_loss_with_forward_probs(
     x = jnp.where(frame_pads[..., None] > 0, 0, x)
     less, log_sum, _ = shifted(x, -1)
     less = jnp.maximum(less, log_epsilon)
-    y = jnp.where(label_pads > 0, blank_id, y)
+    y = jnp.where(label_pads > 0, blank_id, y.astype(jnp.int32))  # -1 will be no label
     index = jnp.broadcast_to(y[:, None], (*x.shape[:2], y.shape[1]))
     by_frame = (
         jnp.swapaxes(less[:, :, blank_id, None], 0, 1),
