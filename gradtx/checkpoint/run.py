@@ -191,8 +191,9 @@ def load_checkpoint(
             that of the saved configuration by default.
         params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
             are to have: a leaf with a `NamedSharding` gets it, and one that was put on a device
-            (``jax.device_put(x, device)``) gets that, with the state. Without this, they come as
-            nested dicts by their paths, without empty containers.
+            (``jax.device_put(x, device)``) gets that, with the state. On a mesh place the state by
+            ``sharding.put(state)``, of :func:`state_sharding`. Without `params`, they come as nested
+            dicts by their paths, without empty containers.
         state: a state whose types of containers the loaded one takes, where a library has its own,
             such as ``opt_state`` of ``nnx.Optimizer``.
         keys: as `params`, for the saved `keys`.

@@ -650,3 +650,18 @@ def test_zero_that_divides_nothing_says_so_with_the_size_that_would():
         quiet = gradtx.state_sharding(gradtx.adam(1e-3), params, places, zero="data", min_size=size)
         assert quiet.advice is None
     assert gradtx.state_sharding(gradtx.sgd(1e-3), params, places, zero="data").advice is None
+
+
+def test_a_loaded_state_that_was_not_placed():
+    """SOAP's matrices lie in stacks, which devices share out; a file has none."""
+    where = on(mesh(data=4), "data")
+    params = {k: jax.device_put(jnp.ones((8, 8)), where) for k in "ab"}
+    tx = gradtx.soap(0.1)
+    sharding = gradtx.state_sharding(tx, params)
+    step = gradtx.make_step(
+        lambda p: sum(jnp.sum(x**2) for x in p.values()), tx, sharding=sharding, donate=False
+    )
+    loaded = sharding.whole(step.init(params))
+    with pytest.raises(ValueError, match=r"in another form.*place it by sharding.put\(state\)"):
+        step(params, loaded)
+    step(params, sharding.put(loaded))
