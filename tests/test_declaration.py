@@ -306,6 +306,14 @@ def test_an_order_that_counts_is_kept(make):
         assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(each)))) == each
 
 
+def test_arguments_in_order_are_copied():
+    sizes = [2, 2]
+    tx = gradtx.split_leaves(gradtx.adam(0.1), {"*": gradtx.SplitLeaf(0, sizes)})
+    before = repr(tx)
+    sizes.append(9)
+    assert repr(tx) == before
+
+
 def test_numbers_of_other_kinds():
     for rate in (fractions.Fraction(1, 8), np.longdouble(0.125), np.float16(0.125)):
         assert gradtx.adam(rate) == gradtx.adam(0.125)

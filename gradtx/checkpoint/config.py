@@ -82,7 +82,8 @@ def _encode(value: Any, where: str, named: dict[str, Any]) -> Any:
     name = getattr(value, "__name__", None)
     if callable(value) and name and name != "<lambda>":
         public = _public_name(value)
-        if not public and named.setdefault(name, value) != value:
+        inner = inspect.unwrap(value)  # jitted twice, a function is two objects that differ
+        if not public and named.setdefault(name, inner) != inner:
             raise TypeError(
                 f"{where}: two functions are called {name!r}, and a configuration knows them by "
                 "their names: give each one of its own"

@@ -192,8 +192,8 @@ def load_checkpoint(
         params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
             are to have: a leaf with a `NamedSharding` gets it, and one that was put on a device
             (``jax.device_put(x, device)``) gets that, with the state. On a mesh place the state by
-            ``sharding.put(state)``, of :func:`state_sharding`. Without `params`, they come as nested
-            dicts by their paths, without empty containers.
+            the method ``put`` of :func:`state_sharding`. Without `params`, parameters come as
+            nested dicts by their paths, without empty containers.
         state: a state whose types of containers the loaded one takes, where a library has its own,
             such as ``opt_state`` of ``nnx.Optimizer``.
         keys: as `params`, for the saved `keys`.
@@ -471,7 +471,8 @@ def _nested(root: str, saved: dict[str, Any]) -> PyTree:
     if root in saved:
         return saved[root]
     tree: dict[str, Any] = {}
-    for name, leaf in sorted(saved.items()):  # a leaf comes before what has its name and a slash
+    # A leaf comes before those that have its name and a slash in theirs.
+    for name, leaf in sorted(saved.items(), key=lambda item: item[0].count("/")):
         *above, last = name.removeprefix(f"{root}/").split("/")
         node = tree
         while above and isinstance(node.get(above[0], {}), dict):

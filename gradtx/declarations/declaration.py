@@ -277,8 +277,8 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = value.copy()
         value.flags.writeable = False
-    elif type(value) is dict:
-        return {key: _canonical(item) for key, item in value.items()}
+    elif type(value) in (dict, Ordered):
+        return type(value)({key: _canonical(item) for key, item in value.items()})
     elif type(value) in (list, tuple):
         return type(value)(map(_canonical, value))
     elif isinstance(value, tuple) and hasattr(value, "_fields"):

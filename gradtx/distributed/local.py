@@ -1,12 +1,13 @@
 """Infrequent communication: devices train independently and synchronize from time to time."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount
-from gradtx.composition.views import SameGradients
+from gradtx.composition.views import OnPart
 from gradtx.core.communication import Communication
 from gradtx.core.pair import (
     GradientTransformation,
@@ -14,7 +15,6 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.core.traits import Links
 from gradtx.distributed.aggregation import aggregate, message_bytes
 from gradtx.engine.lift import needed
 from gradtx.inspection.description import communications, sent
@@ -63,11 +63,14 @@ class DiLoCoState(NamedTuple):
     until_sync: Array
 
 
-def _mean(label: str, axis_name: AxisName, values: PyTree) -> PyTree:
+def _mean(label: str, axis_name: AxisName, values: PyTree, extra_args: Mapping[str, Any]) -> PyTree:
     """The mean over devices in one all-reduce; the values themselves where no axis is bound."""
     if bound_size(label, axis_name) is None:
         return values
-    return jax.lax.pmean(values, axis_name)
+    if "weight" not in extra_args:
+        return jax.lax.pmean(values, axis_name)
+    weight = extra_args["weight"]
+    return aggregate(axis_name).update(values, EmptyState(), weight=weight)[0]
 
 
 class Outer:
@@ -77,11 +80,11 @@ class Outer:
         self.tx = with_extra_args_support(outer)
         self.init = self.tx.init
         axes = set(axes_of(axis_name))
-        aggregates = axes <= set(_reduced_first(self.tx))
-        if not aggregates and axes & set(reduced_axes(self.tx)):
+        aggregates = axes <= _reduced_everywhere(self.tx)
+        if not aggregates and axes <= set(reduced_axes(self.tx)):
             raise ValueError(
-                f"outer reduces over {axis_name!r} a part of the leaves alone, or not at first: "
-                "start with it, chain(aggregate_int8(...), partition(...))"
+                f"outer reduces over {axis_name!r} only some of the leaves: let it begin with an "
+                "aggregation of all, as chain(aggregate_int8(...), partition(...)) does"
             )
         self._mean = None if aggregates else aggregate(axis_name)
         self.gathers = aggregates and any(message.gathers for message in communications(self.tx))
@@ -103,15 +106,16 @@ class Outer:
         return sum(each.bytes for each in sent(link, anchor))
 
 
-def _reduced_first(tx: GradientTransformation) -> tuple[str, ...]:
-    """The axes over which `tx` reduces the gradients of all leaves before anything else."""
-    communication, links = tx.facet(Communication), tx.expansion.facet(Links)
-    if communication is not None:
-        return tuple(communication.reduces)
-    if links is not None and links.each:
-        return _reduced_first(links.each[0])
-    sees_all = tx.facet(SameGradients) is not None and len(tx.inside) == 1
-    return _reduced_first(tx.inside[0]) if sees_all else ()
+def _reduced_everywhere(tx: GradientTransformation) -> set[str]:
+    """The axes over which `tx` reduces the gradients of all leaves."""
+    communication = tx.facet(Communication)
+    if communication is not None and communication.reduces:
+        return set(communication.reduces)
+    below = [_reduced_everywhere(part) for part in tx.inside]
+    if tx.facet(OnPart) is None or tx.parts is None:
+        return set().union(*below)
+    # Groups have all leaves between them; a mask chooses some.
+    return set.intersection(*below) if len(below) > 1 else set()
 
 
 def _per_step(every: Any, size: int) -> int:
@@ -129,16 +133,17 @@ def local_sgd(
 
     Args:
         inner: the optimizer of each device. One that keeps a copy of the parameters, as
-            ``gradtx.master_weights`` does, goes on from its copy, and undoes the averages: put it
-            around, ``master_weights(local_sgd(...))``.
+            ``gradtx.master_weights`` does, goes on from its copy, and undoes the averages: write
+            ``master_weights(local_sgd(...))``.
         every: `H`, at least 1; at 1 the parameters are the same on all devices after every step.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
 
     Apply the updates unchanged. Each device has parameters and a state of its own: what a
     ``shard_map`` returns of them is not the same on all devices (see docs/distributed.md).
     Synchronizing costs one all-reduce of the parameters, in float32 or wider; other steps send
-    nothing. If no axis is bound there is one device, and this is just `inner`. ``update`` takes the
-    extra argument ``weight``, as :func:`diloco` does.
+    nothing. If no axis is bound there is one device, and this is just `inner`. ``update`` takes an
+    extra argument ``weight``, how much this device's parameters count in an average, 1 by default;
+    with 0 they may be NaN.
 
     State: `LocalSGDState`; the inner states stay with their devices.
 
@@ -171,10 +176,7 @@ def local_sgd(
 
         def meet() -> Updates:
             mine = map_present(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
-            mean = _mean("local_sgd", axis_name, mine)
-            if "weight" in extra_args:
-                link, weight = aggregate(axis_name), extra_args["weight"]
-                mean, _ = link.update(mine, EmptyState(), weight=weight)
+            mean = _mean("local_sgd", axis_name, mine, extra_args)
             return map_present(
                 lambda u, m, p: cast(m - widen(jnp.asarray(p)), u.dtype), out, mean, params
             )

@@ -482,7 +482,7 @@ def _resumed(name: str, o: Options, part: _Part, plan: _Rates, own_steps: bool) 
 
 
 def _check_eta(o: Options, part: _Part, plan: _Rates) -> None:
-    """Raise ValueError if ASGD's next step has a rate of before, since `lr` has changed since."""
+    """Raise ValueError if ASGD's next step has the rate of an earlier `lr`."""
     lambd, alpha = o.number("lambd"), o.number("alpha")
     for leaf, entries in zip(part.leaves, part.states, strict=True):
         if not entries or "eta" not in entries:
@@ -494,8 +494,8 @@ def _check_eta(o: Options, part: _Part, plan: _Rates) -> None:
         if not math.isclose(eta, now, rel_tol=1e-4):
             raise ValueError(
                 f"{o.where}: the next step at {leaf.path!r} has the rate {eta:g}, which PyTorch "
-                f"computed from another lr than that of now, from which it is {now:g}: set eta "
-                "in the state, or take a step first"
+                f"computed from an earlier lr; from the present lr the rate is {now:g}: set eta in "
+                "the state, or take a step first"
             )
 
 

@@ -142,7 +142,7 @@ class StepPlan:
 def plan_step(
     tx: GradientTransformation,
     params: Params,
-    mesh: Mapping[str, int] | Mesh,
+    mesh: Mapping[str, int] | Mesh | AbstractMesh,
     specs: PyTree = None,
     *,
     batch: AxisName = (),
@@ -188,17 +188,18 @@ def plan_step(
     >>> plan.state_bytes
     50331652
     """
-    if not isinstance(mesh, Mapping | Mesh):
-        raise TypeError(f"plan_step: mesh must be a dict of sizes by axis, not {mesh!r:.80}")
-    sizes = dict(mesh.shape if isinstance(mesh, Mesh) else mesh)
+    try:
+        sizes = dict(mesh.shape if isinstance(mesh, Mesh | AbstractMesh) else mesh)
+    except TypeError:
+        problem = f"plan_step: mesh must be a dict of sizes by axis, not {mesh!r:.80}"
+        raise TypeError(problem) from None
     if batch:
         check_axis_name("plan_step: batch", batch)
     over = axes_of(batch) if batch else ()
-    of_links = [axis for how in communications(tx) for axis in how.over]
-    for axis in (*(links or {}), *of_links):
+    for axis in [axis for how in communications(tx) for axis in how.over]:
         if axis not in sizes:
             raise ValueError(
-                f"plan_step: there is no axis {axis!r}, of a link or of tx, in the mesh; its axes "
+                f"plan_step: there is no axis {axis!r}, over which tx sends, in the mesh; its axes "
                 f"are {', '.join(map(repr, sizes))}"
             )
     if unknown := [axis for axis in over if axis not in sizes]:

@@ -200,9 +200,9 @@ def state_sharding(
             differentiated in reverse.
         slots: which slots lie otherwise, and where: ``{"*/mu/*": PartitionSpec("data")}``, with a
             path pattern for the paths that ``print`` shows (the first that fits counts), or a
-            function ``(path, slot) -> PartitionSpec or None``, of what has the slot's ``shape`` and
-            ``dtype``. They are not divided further. Slots
-            in a codec, and stacks of matrices that devices share out, lie as ever.
+            function ``(path, slot) -> PartitionSpec or None`` of a slot's path, and of its shape
+            and dtype. They are not divided further. Slots in a codec, and stacks of matrices that
+            devices share out, lie as ever.
 
     Returns:
         A `StateSharding`: shardings of parameters, gradients and state, and a report.
@@ -226,7 +226,7 @@ def state_sharding(
     leaves, treedef = leaves_with_path(params)
     shardings = _aligned(params, params_sharding)
     mesh = _common_mesh(leaves, shardings)
-    if zero is not None:
+    if zero:
         check_axis_name("state_sharding: zero", zero)
     over = () if zero is None else axes_of(zero)
     if unknown := [axis for axis in over if axis not in mesh.shape]:

@@ -99,8 +99,8 @@ def exact_rows(
     parameters, as with weight decay, or does not fade with the momentum, as its sign
     (:func:`signum`), all steps are taken one by one.
 
-    Before you change a hyperparameter by hand, call :func:`catch_up`: rows that are behind take
-    the steps that they missed with the new value.
+    Before you change a hyperparameter by hand, call :func:`catch_up`: otherwise rows that are
+    behind take the steps that they missed with the new value.
 
     Args:
         inner: the optimizer; it may hold state for each entry or row, and counters.
@@ -351,8 +351,10 @@ def _horizon(
 
 def _has_more_after_slots(tx: GradientTransformation) -> bool:
     """Whether something that is no rule, and more than a factor, comes after a rule with slots."""
-    parts = [part.rule for part in beyond_scalings(tx)]
-    return None in itertools.dropwhile(lambda rule: rule is None, parts)
+    links = list(beyond_scalings(tx))
+    after = itertools.dropwhile(lambda link: link.rule is None, links)
+    groups = [part for link in links for part in link.parts or ()]
+    return any(link.rule is None for link in after) or any(map(_has_more_after_slots, groups))
 
 
 _NEVER = np.iinfo(np.int32).max

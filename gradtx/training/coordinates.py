@@ -105,7 +105,8 @@ def coordinate_check(
         make: ``width -> (params, tx)``, the initial parameters and the optimizer, such as a
             :func:`transfer` of one.
         loss_fn: ``(params, batch) -> value``; or ``(params, *args)`` for a batch that is a tuple.
-        activations: ``-> {name: array}``, what to look at, of the same arguments.
+        activations: ``(params, batch) -> {name: array}``, or of ``(params, *args)`` as `loss_fn`:
+            what to look at.
         batch: the batch, the same for all steps.
         widths: at least two, rising; a slope over a factor of 8 or more says most.
         steps: how many steps, at least 1.
@@ -144,10 +145,9 @@ def coordinate_check(
     changes: dict[str, list[float]] = {}
     for width in widths:
         made = make(width)
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise TypeError(
-                f"coordinate_check: make must return a tuple (params, tx), not {made!r:.80}"
-            )
+        is_pair = isinstance(made, tuple | list) and len(made) == 2
+        if not is_pair or not isinstance(made[1], tuple):
+            raise TypeError(f"coordinate_check: make must return (params, tx), not {made!r:.80}")
         params, tx = made
         state = tx.init(params)
         look = jax.jit(activations)

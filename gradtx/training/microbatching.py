@@ -45,8 +45,8 @@ def microbatch(
 
     Returns:
         The function. A part has every n-th example, so that a batch that is sharded over devices
-        stays where it is. Sums and means are taken in float32 or wider, of short integers
-        in int32, in which the sum then is. A concatenation is in the
+        stays where it is. Sums and means are taken in float32 or wider; the sum of short
+        integers is an int32 (int64 with x64). A concatenation is in the
         order of the examples; each may give several rows. The sum of `Rows` of a table has the rows
         of all parts.
 

@@ -185,8 +185,8 @@ def _check_shardings(what: str, tree: PyTree, shardings: PyTree) -> None:
     for (path, x), required in zip(leaves, expected, strict=True):
         if not isinstance(required, jax.sharding.Sharding | None):
             raise ValueError(
-                f"{what}: {path_string(path)!r} is in another form than that of the sharding, as in "
-                "a state that was loaded: place it by sharding.put(state)"
+                f"{what}: {path_string(path)!r} is in another form than that of the sharding, as "
+                "in a state that was loaded: place it by sharding.put(state)"
             )
         if is_tracer(x) or not getattr(x, "committed", False) or x.sharding is required:
             continue

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, check_function
 from gradtx.composition.chain import stateless
+from gradtx.composition.scalings import Scaling
 from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -17,7 +18,6 @@ from gradtx.core.pair import (
 )
 from gradtx.declarations.scheduled import ScheduledState
 from gradtx.numerics import increment
-from gradtx.numerics.control import in_types_of
 from gradtx.transforms.momentum import ema
 from gradtx.types import Counter, DType, InnerState, Params, PyTree, State, Updates
 
@@ -68,10 +68,19 @@ def _watching(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        # A state is made for the parameters, whose type may not be that of the updates.
-        return updates, in_types_of(seen(updates, state, params, **extra_args), state)
+        new = seen(updates, state, params, **extra_args)
+        form: Any = jax.tree.structure(state)
+        alike = jax.tree.structure(new) == form
+        return updates, jax.tree.map(_in_type_of, new, state) if alike else new
 
-    return GradientTransformationExtraArgs(init, update)
+    return GradientTransformationExtraArgs(init, update, facets=(Scaling("step"),))
+
+
+def _in_type_of(new: Any, old: Any) -> Any:
+    """A number in the type of the state's, which was made for parameters, and not for updates."""
+    known = hasattr(new, "dtype") and hasattr(old, "dtype")
+    loses = known and jnp.iscomplexobj(new) and not jnp.iscomplexobj(old)
+    return new.astype(old.dtype) if known and not loses else new
 
 
 @transformation(update_size="proportional")

@@ -311,17 +311,14 @@ def gsam(
     """
 
     def blend(clean: Updates, worse: Updates) -> Updates:
-        # Squares of gradients in these units neither overflow nor vanish.
-        near, here = norm_of_all(worse).unit, norm_of_all(clean).unit
-        w, c = (
-            map_present(lambda g, unit=unit: widen(g) / unit, x)
-            for x, unit in ((worse, near), (clean, here))
-        )
+        # Products of gradients in this unit neither overflow nor vanish.
+        length = norm_of_all(worse)
+        w, c = (map_present(lambda g: widen(g) / length.unit, x) for x in (worse, clean))
         # The part parallel to `worse`, as a multiple of it. Leaves without a gradient are None.
-        along = divide(jnp.real(tree.vdot(w, c)), tree.norm_sq(w)) * here
+        along = divide(jnp.real(tree.vdot(w, c)), jnp.square(length.value))
 
         def on_leaf(w: Any, c: Any) -> Any:
-            return cast(widen(w) - alpha * (widen(c) - along * (widen(w) / near)), w.dtype)
+            return cast(widen(w) - alpha * (widen(c) - along * widen(w)), w.dtype)
 
         return tree.map_updates(on_leaf, worse, clean)
 

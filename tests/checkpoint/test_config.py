@@ -475,6 +475,8 @@ def test_functions_of_one_name_are_refused():
     both = {"a": gradtx.sgd(one), "b": gradtx.sgd(other)}
     with pytest.raises(TypeError, match="two functions are called 'rate'"):
         gradtx.to_config(gradtx.partition(both, [("a", "a"), ("b", "b")]))
+    tx = gradtx.chain(gradtx.sgd(jax.jit(one)), gradtx.sgd(jax.jit(one)))
+    assert gradtx.to_config(tx)
     tx = gradtx.chain(gradtx.sgd(one), gradtx.sgd(one))
     assert gradtx.from_config(gradtx.to_config(tx), {"rate": one}) == tx
 

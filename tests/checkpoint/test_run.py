@@ -564,3 +564,9 @@ def test_a_name_with_a_slash_in_any_order(tmp_path):
         gradtx.save_checkpoint(tmp_path / "a.npz", params)
         found = gradtx.load_checkpoint(tmp_path / "a.npz").params
         assert jax.tree.map(jnp.shape, found) == {"a": (1,), "a/b": (3,)}
+
+
+def test_the_layers_of_a_list_stay_in_order(tmp_path):
+    gradtx.save_checkpoint(tmp_path / "a.npz", {"layers": [jnp.float32(i) for i in range(12)]})
+    found = gradtx.load_checkpoint(tmp_path / "a.npz").params["layers"]
+    assert [float(x) for x in found.values()] == [*range(12)]

@@ -157,10 +157,20 @@ def test_an_outer_optimizer_that_aggregates_some_leaves_is_refused(streaming):
         return gradtx.diloco(gradtx.sgd(0.1), outer, 4, "d")
 
     some = gradtx.masked(gradtx.aggregate_int8("d"), "w")
-    for outer in (gradtx.chain(some, gradtx.sgd(1.0)), gradtx.chain(gradtx.scale(2.0), some)):
-        with pytest.raises(ValueError, match="outer reduces over 'd' a part of the leaves"):
+    every = gradtx.chain(gradtx.aggregate_int8("d"), gradtx.sgd(1.0))
+    labels = [("w", "a"), ("*", "b")]
+    group = gradtx.partition({"a": every, "b": gradtx.sgd(1.0)}, labels)
+    for outer in (gradtx.chain(some, gradtx.sgd(1.0)), group):
+        with pytest.raises(ValueError, match="outer reduces over 'd' only some of the leaves"):
             made(outer)
-    made(gradtx.chain(gradtx.chain(gradtx.aggregate_int8("d"), gradtx.sgd(1.0)), gradtx.scale(1.0)))
+    for outer in (
+        gradtx.chain(every, gradtx.scale(1.0)),
+        gradtx.chain(gradtx.clip_by_global_norm(1.0), every),
+        gradtx.guard(every),
+        gradtx.flatten(every),
+        gradtx.partition({"a": every, "b": every}, labels),
+    ):
+        made(outer)
     if streaming:
         stored = gradtx.store(gradtx.sgd(0.7, 0.9), "int8", min_size=0)
         with pytest.raises(ValueError, match=r"store\(streaming_diloco"):

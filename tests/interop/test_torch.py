@@ -785,7 +785,8 @@ def test_a_rate_of_asgd_from_before_is_refused():
     optimizer.step()
     from_torch(optimizer, [p.detach().numpy()])
     optimizer.param_groups[0]["lr"] = 1.0
-    with pytest.raises(ValueError, match="the next step at '0' has the rate 0.0999992.*another lr"):
+    words = "the next step at '0' has the rate 0.0999992.*from an earlier lr"
+    with pytest.raises(ValueError, match=words):
         from_torch(optimizer, [p.detach().numpy()])
 
 

@@ -474,6 +474,23 @@ def test_bad_steps_per_epoch(every, error):
         from_torch(TO.SGD(ps, 0.1), [p.detach().numpy() for p in ps], steps_per_epoch=every)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: jnp.maximum(0.0, 1 - t / 100),
+        lambda t: 1 - t / 100,
+        lambda t: 0.5 * (1 + jnp.cos(jnp.pi * t / 30)),
+        lambda t: (1 - t / 100) ** 0.9,
+    ],
+)
+def test_functions_that_pass_through_0(function):
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1)
+    from_torch(
+        optimizer, [p.detach().numpy() for p in ps], scheduler=LR.LambdaLR(optimizer, function)
+    )
+
+
 def test_onecycle_in_straight_lines():
     """As docs/coming_from.md has it."""
     n, p, k = 100, 0.1, 29

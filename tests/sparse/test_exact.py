@@ -16,6 +16,8 @@ from gradtx.sparse.separable import check_separable, treats_rows_alone
 from tests.catalogue import CATALOGUE, optimizers
 from tests.quick import quick
 
+SIGNS = gradtx.stateless(lambda u, p: jax.tree.map(jnp.sign, u))
+
 ROWS, COLUMNS, STEPS, BATCH = 40, 3, 200, 5
 SCHEDULE = gradtx.warmup_cosine_decay_schedule(0.0, 0.05, 20, STEPS)
 
@@ -179,6 +181,9 @@ def test_rows_of_a_leaf_that_is_no_table_are_refused():
     [
         (gradtx.sgd(0.1, momentum=0.3), 19),  # 0.3**19 is below 2**-32
         (gradtx.adamw(0.1), None),  # the decay of weights does not end
+        (gradtx.chain(gradtx.adam(0.1), gradtx.count_steps()), 212),
+        (gradtx.chain(gradtx.adam(0.1), gradtx.snapshot("n", gradtx.tree.norm)), 212),
+        (gradtx.partition({"x": gradtx.chain(gradtx.trace(0.9), SIGNS)}, "x"), None),
         # What Optax keeps is not known to fade.
         (gradtx.chain(optax.trace(0.9), gradtx.sgd(0.1, momentum=0.3)), None),
     ],
@@ -444,7 +449,7 @@ def test_functions_without_arguments_are_refused():
         gradtx.signum(0.01),
         gradtx.chain(gradtx.scale_by_adam(), gradtx.scale_by_sign(), gradtx.scale(-0.01)),
         gradtx.chain(gradtx.trace(0.9), gradtx.clip(1e-3), gradtx.scale(-1.0)),
-        gradtx.chain(gradtx.trace(0.9), gradtx.stateless(lambda u, p: jax.tree.map(jnp.sign, u))),
+        gradtx.chain(gradtx.trace(0.9), SIGNS),
     ],
 )
 def test_directions_that_do_not_fade_with_their_momentum(inner):

@@ -137,5 +137,5 @@ def test_a_batch_of_two_and_what_make_returns():
         return {"sum": x * p["w"].sum()}
 
     assert gradtx.coordinate_check(made, loss, look, (1.0, 2.0), (4, 16)).passed
-    with pytest.raises(TypeError, match=r"make must return a tuple \(params, tx\)"):
+    with pytest.raises(TypeError, match=r"make must return \(params, tx\)"):
         gradtx.coordinate_check(lambda width: jnp.ones(width), loss, look, (1.0, 2.0), (4, 16))

@@ -46,6 +46,18 @@ def test_a_measure_whose_decay_is_a_schedule_is_kept():
         np.testing.assert_allclose(*(s.measurements["m"] for s in states), rtol=1e-6)
 
 
+def test_a_measurement_that_differs_from_that_of_the_parameters():
+    tx = gradtx.snapshot("all", lambda u: u)
+    params = {"a": jnp.ones(2), "b": jnp.ones(3)}
+    _, state = tx.update({"a": 1j * jnp.ones(2), "b": None}, tx.init(params))
+    assert state.measurement["all"]["b"] is None
+    tx = gradtx.snapshot("mean", jnp.mean)
+    _, state = tx.update(1j * jnp.ones(2), tx.init(jnp.ones(2)))
+    assert state.measurement["mean"] == 1j
+    tx = gradtx.snapshot("constant", lambda u: jnp.sum(u) * 0 + 3.0)
+    assert tx.update(jnp.ones(2), tx.init(jnp.ones(2)))[1].measurement["constant"] == 3.0
+
+
 def test_a_measurement_stays_in_the_type_of_its_state():
     def measure(u):
         return u.mean()
