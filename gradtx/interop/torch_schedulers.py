@@ -1,6 +1,5 @@
 """PyTorch's schedulers as schedules of the number of times they have been stepped."""
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -31,6 +30,8 @@ from gradtx.transforms.plateau import reduce_on_plateau
 from gradtx.types import Schedule
 
 ParamGroup = Mapping[str, Any]
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 # A function is compared with itself, compiled, so many epochs after the present one.
 _LOOKED_AT = (*range(128), *(1 << n for n in range(7, 20)))
@@ -200,13 +201,13 @@ def _check_compiled(name: str, function: Callable[[Any], Any], epoch: int) -> No
             value = float(function(epoch + later))
         except (ArithmeticError, LookupError, TypeError, ValueError):
             break  # beyond the epochs that it is written for
-        if not math.isfinite(value):
+        if not abs(value) < _LARGEST:
             break
         known[epoch + later] = value
     largest = max(map(abs, known.values()), default=0.0)
     compiled = jax.jit(jax.vmap(lambda t: jnp.asarray(function(t), float)))
     found = np.asarray(compiled(jnp.array([*known], jnp.int32)))
-    for (at, value), other in zip(known.items(), found, strict=True):
+    for (at, value), other in zip(known.items(), map(float, found), strict=True):
         if not abs(other - value) <= 1e-2 * largest:
             raise ValueError(
                 f"from_torch: a function of {name} is {value:g} at epoch {at}, and {other:g} when "

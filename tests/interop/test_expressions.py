@@ -179,6 +179,8 @@ def test_deep_patterns_of_keras_are_refused_at_once(depth):
         "momentum": 0.95,
         "nesterov": True,
         "rms_rate": 0.2,
+        "weight_decay": None,
+        "adam_weight_decay": 0.004,
         "muon_a": 3.4445,
         "muon_b": -4.7750,
         "muon_c": 2.0315,

@@ -64,11 +64,11 @@ SCHEDULERS = {
     "CosineAnnealingWarmRestarts": lambda o: LR.CosineAnnealingWarmRestarts(o, 5, 2, 0.01),
     "CyclicLR": lambda o: LR.CyclicLR(o, 0.01, 0.2, 4, 3, "triangular2"),
     "OneCycleLR": lambda o: LR.OneCycleLR(o, 0.2, 26),
-    "OneCycleLR without a way down": lambda o: LR.OneCycleLR(o, 0.2, 26, pct_start=1.0),
+    "OneCycleLR, without a way down": lambda o: LR.OneCycleLR(o, 0.2, 26, pct_start=1.0),
     "OneCycleLR, phases that overlap": lambda o: LR.OneCycleLR(
         o, 0.2, 26, pct_start=0.6, three_phase=True
     ),
-    "ConstantLR of no steps": lambda o: LR.ConstantLR(o, 0.3, 0),
+    "ConstantLR, of no steps": lambda o: LR.ConstantLR(o, 0.3, 0),
     "SequentialLR": lambda o: LR.SequentialLR(
         o, [LR.LinearLR(o, 0.1, 1.0, 4), LR.ExponentialLR(o, 0.9), LR.StepLR(o, 2)], [4, 12]
     ),
