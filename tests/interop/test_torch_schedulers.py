@@ -64,11 +64,6 @@ SCHEDULERS = {
     "CosineAnnealingWarmRestarts": lambda o: LR.CosineAnnealingWarmRestarts(o, 5, 2, 0.01),
     "CyclicLR": lambda o: LR.CyclicLR(o, 0.01, 0.2, 4, 3, "triangular2"),
     "OneCycleLR": lambda o: LR.OneCycleLR(o, 0.2, 26),
-    "OneCycleLR, without a way down": lambda o: LR.OneCycleLR(o, 0.2, 26, pct_start=1.0),
-    "OneCycleLR, phases that overlap": lambda o: LR.OneCycleLR(
-        o, 0.2, 26, pct_start=0.6, three_phase=True
-    ),
-    "ConstantLR, of no steps": lambda o: LR.ConstantLR(o, 0.3, 0),
     "SequentialLR": lambda o: LR.SequentialLR(
         o, [LR.LinearLR(o, 0.1, 1.0, 4), LR.ExponentialLR(o, 0.9), LR.StepLR(o, 2)], [4, 12]
     ),
@@ -78,6 +73,11 @@ SCHEDULERS = {
     "SWALR": lambda o: TO.swa_utils.SWALR(o, 0.01, 12),
 }
 MORE = {
+    "OneCycleLR, without a way down": lambda o: LR.OneCycleLR(o, 0.2, 26, pct_start=1.0),
+    "OneCycleLR, phases that overlap": lambda o: LR.OneCycleLR(
+        o, 0.2, 26, pct_start=0.6, three_phase=True
+    ),
+    "ConstantLR, of no steps": lambda o: LR.ConstantLR(o, 0.3, 0),
     "CyclicLR, exp_range": lambda o: LR.CyclicLR(o, 0.01, 0.2, 4, mode="exp_range", gamma=0.9),
     "OneCycleLR, linear, three phases": lambda o: LR.OneCycleLR(
         o, 0.2, 25, anneal_strategy="linear", three_phase=True, cycle_momentum=False
