@@ -334,9 +334,7 @@ def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int)
     if missing:
         raise ValueError(f"{name}: the arguments {missing} are missing")
     try:
-        bound = builder.signature.bind_partial()
-        bound.arguments.update(builder.recorded(given))
-        return builder.public(*bound.args, **bound.kwargs)
+        return builder.made(builder.recorded(given))
     except (ArithmeticError, AttributeError, LookupError) as error:
         # Builders expect arguments of their own types; a configuration may hold any data.
         raise TypeError(f"{name}: an argument is of the wrong kind: {error}") from error

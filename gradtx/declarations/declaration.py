@@ -223,6 +223,11 @@ class Builder:
         bound = inspect.BoundArguments(self.signature, dict(arguments))
         return self.function(*bound.args, **bound.kwargs)
 
+    def made(self, arguments: Mapping[str, Any]) -> Any:
+        """What a call with these arguments, by their names, returns, with the checks of a call."""
+        bound = inspect.BoundArguments(self.signature, dict(arguments))
+        return self.public(*bound.args, **bound.kwargs)
+
     def schedules(self, arguments: Mapping[str, Any]) -> list[str]:
         """The names of the hyperparameters that must be evaluated at each step."""
         if self.native:

@@ -232,7 +232,7 @@ def diloco(
 
     Raises:
         ValueError: axes are bound here, but not this one; the parameters are not given; `outer`
-            aggregates some leaves alone, or does something else first.
+            aggregates some leaves alone.
 
     Source: A. Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
     2023, arXiv:2311.08105, algorithm 1.

@@ -308,10 +308,7 @@ def _replaced(tx: Any, wanted: dict[str, Any]) -> Any:
 
 def with_arguments(tx: Any, arguments: Mapping[str, Any]) -> Any:
     """The object that the builder of `tx` makes of other arguments, checked as in a call."""
-    builder = tx.declaration.builder
-    bound = builder.signature.bind_partial()
-    bound.arguments.update(arguments)
-    return builder.public(*bound.args, **bound.kwargs)
+    return tx.declaration.builder.made(arguments)
 
 
 def map_transformations(value: Any, name: str, function: Callable[[Any, str], Any]) -> Any:

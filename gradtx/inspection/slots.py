@@ -16,6 +16,7 @@ from gradtx.leaves.paths import (
     map_with_paths,
     path_string,
 )
+from gradtx.numerics import own_copy
 from gradtx.numerics.control import branch
 from gradtx.types import INNER, PyTree, State, StateT, fields_of, is_stored, slot_fields
 
@@ -222,8 +223,7 @@ def _stored_like(slot: PyTree, value: PyTree, before: PyTree) -> PyTree:
             return x
         if is_stored(x):
             return branch(jnp.array_equal(new, old), lambda: x, lambda: x.store(new))
-        is_array = isinstance(new, jax.Array | np.ndarray)
-        return jnp.array(new, new.dtype, copy=True) if is_array else new
+        return own_copy(new, new.dtype) if isinstance(new, jax.Array | np.ndarray) else new
 
     return jax.tree.map(
         one, slot, packed_like(value, slot), packed_like(before, slot), is_leaf=is_stored

@@ -31,8 +31,6 @@ from gradtx.types import Schedule
 
 ParamGroup = Mapping[str, Any]
 
-_LARGEST = float(np.finfo(np.float32).max)
-
 # A function is compared with itself, compiled, so many epochs after the present one.
 _LOOKED_AT = (*range(128), *(1 << n for n in range(7, 20)))
 
@@ -198,12 +196,9 @@ def _check_compiled(name: str, function: Callable[[Any], Any], epoch: int) -> No
     known: dict[int, float] = {}
     for later in _LOOKED_AT:
         try:
-            value = float(function(epoch + later))
+            known[epoch + later] = finite(name, function(epoch + later))
         except (ArithmeticError, LookupError, TypeError, ValueError):
             break  # beyond the epochs that it is written for
-        if not abs(value) < _LARGEST:
-            break
-        known[epoch + later] = value
     largest = max(map(abs, known.values()), default=0.0)
     compiled = jax.jit(jax.vmap(lambda t: jnp.asarray(function(t), float)))
     found = np.asarray(compiled(jnp.array([*known], jnp.int32)))

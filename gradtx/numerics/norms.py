@@ -291,7 +291,9 @@ def _far(dtype: DType) -> float:
 
 def _far_of(arrays: Sequence[Any]) -> float:
     """The power of two of :func:`_far` that is a number in the types of all arrays."""
-    return min((_far(widen(as_inexact(x)).dtype) for x in arrays), default=_far(jnp.float32))
+    return min(
+        (_far(jnp.promote_types(x.dtype, jnp.float32)) for x in arrays), default=_far(jnp.float32)
+    )
 
 
 def _units_of_three(far: float) -> Scales:

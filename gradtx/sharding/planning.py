@@ -196,12 +196,11 @@ def plan_step(
     if batch:
         check_axis_name("plan_step: batch", batch)
     over = axes_of(batch) if batch else ()
-    for axis in [axis for how in communications(tx) for axis in how.over]:
-        if axis not in sizes:
-            raise ValueError(
-                f"plan_step: there is no axis {axis!r}, over which tx sends, in the mesh; its axes "
-                f"are {', '.join(map(repr, sizes))}"
-            )
+    if lacking := [x for how in communications(tx) for x in how.over if x not in sizes]:
+        raise ValueError(
+            f"plan_step: there is no axis {lacking[0]!r}, over which tx sends, in the mesh; its "
+            f"axes are {', '.join(map(repr, sizes))}"
+        )
     if unknown := [axis for axis in over if axis not in sizes]:
         raise ValueError(
             f"plan_step: batch={unknown[0]!r} is not an axis of the mesh; its axes are "

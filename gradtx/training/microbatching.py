@@ -45,10 +45,9 @@ def microbatch(
 
     Returns:
         The function. A part has every n-th example, so that a batch that is sharded over devices
-        stays where it is. Sums and means are taken in float32 or wider; the sum of short
-        integers is an int32 (int64 with x64). A concatenation is in the
-        order of the examples; each may give several rows. The sum of `Rows` of a table has the rows
-        of all parts.
+        stays where it is. Sums and means are taken in float32 or wider; the sum of short integers
+        is an int32 (int64 with x64). A concatenation is in the order of the examples; each may give
+        several rows. The sum of `Rows` of a table has the rows of all parts.
 
     Raises:
         ValueError: batch dimensions differ, an accumulator is unknown, a mean of integers or a

@@ -199,7 +199,7 @@ def _check_shardings(what: str, tree: PyTree, shardings: PyTree) -> None:
 
 def _has_no_key(tx: GradientTransformation, state: State) -> bool:
     """Whether `tx` rounds at random, and the state is that of another transformation."""
-    rounds = tx.declaration is not None and name_of(tx) == "stochastic_rounding"
+    rounds = name_of(tx) == "stochastic_rounding"
     return rounds and isinstance(state, tuple) and not isinstance(state, StochasticRoundingState)
 
 
