@@ -329,9 +329,11 @@ def _solved(
         return automatic(functools.partial(steps, explicit(matrix, right)), right, right)
 
     def steps(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
-        # The squares of a right-hand side of length 1 neither overflow nor vanish.
+        # The squares of a right-hand side of length near 1 neither overflow nor vanish, and a power
+        # of two rounds nothing.
         length = norm_of_all(right)
-        size = jnp.where(length.value == 0, 1, length.value)
+        size = jnp.ldexp(jnp.ones_like(length.value), jnp.frexp(length.value)[1])
+        size = jnp.where(jnp.isfinite(length.value), size, jnp.nan)
         right = jax.tree.map(lambda b: b / length.unit / size, right)
         most = options.max_steps
         if method == "cg":
