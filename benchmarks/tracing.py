@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import gradtx
@@ -21,13 +22,14 @@ from benchmarks.tables import markdown
 from gradtx.wrappers.store import MIN_SIZE
 
 LEAVES, SHAPES = 150, (4, 40)
+UNIT = 64  # the smallest side: `store` keeps smaller leaves as they are
 ROUNDS = 8
 GROUPS = 8
 RATE = 1e-3
 
 
 def matrices(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.shape[0] > 16, tree)
+    return jax.tree.map(lambda x: x.shape[0] > 2 * UNIT, tree)
 
 
 def groups(tree: Any) -> Any:
@@ -77,7 +79,38 @@ class Coded(NamedTuple):
     scale: jax.Array
 
 
-def in_int8(tx: Any) -> Any:
+def linear(x: jax.Array) -> jax.Array:
+    """The nearest of evenly spaced codes to numbers of size at most 1."""
+    return jnp.round(127 * x).astype(jnp.int8)
+
+
+def of_linear(codes: jax.Array) -> jax.Array:
+    return codes / 127
+
+
+def dynamic_map() -> np.ndarray:
+    """The numbers of bitsandbytes' dynamic map of 8 bits, which those of `store` are too."""
+    decades = [np.linspace(0.1, 1, 2**k + 1) * 10.0 ** (k - 6) for k in range(7)]
+    middles = np.concatenate([(ends[:-1] + ends[1:]) / 2 for ends in decades])
+    return np.sort([*-middles, 0, *middles, 1]).astype(np.float32)
+
+
+NUMBERS = dynamic_map()
+
+
+def dynamic(x: jax.Array) -> jax.Array:
+    """The code of the nearest number of the map."""
+    return jnp.searchsorted((NUMBERS[:-1] + NUMBERS[1:]) / 2, x).astype(jnp.uint8)
+
+
+def of_dynamic(codes: jax.Array) -> jax.Array:
+    return jnp.asarray(NUMBERS)[codes]
+
+
+Coder = Callable[[jax.Array], jax.Array]
+
+
+def in_int8(tx: Any, code: Coder, number: Coder) -> Any:
     """A transformation of Optax whose large slots are kept in int8, as one would write it oneself.
 
     Blocks are rows, and second moments are coded like first ones: less than `store` does.
@@ -86,11 +119,11 @@ def in_int8(tx: Any) -> Any:
     def encoded(x: jax.Array) -> Any:
         if x.size < MIN_SIZE:
             return x
-        scale = jnp.max(jnp.abs(x), -1, keepdims=True) / 127
-        return Coded(jnp.round(x / jnp.where(scale == 0, 1, scale)).astype(jnp.int8), scale)
+        scale = jnp.max(jnp.abs(x), -1, keepdims=True)
+        return Coded(code(x / jnp.where(scale == 0, 1, scale)), scale)
 
     def decoded(x: Any) -> jax.Array:
-        return x.codes * x.scale if isinstance(x, Coded) else x
+        return number(x.codes) * x.scale if isinstance(x, Coded) else x
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         state = jax.tree.map(decoded, state, is_leaf=lambda x: isinstance(x, Coded))
@@ -129,9 +162,13 @@ COMPOSITIONS: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: gradtx.store(gradtx.adamw(RATE), "int8"),
         lambda: optax.adamw(RATE),
     ),
-    "`store` in int8 / `adamw` with slots in int8 by hand": (
+    "`store` in int8 / `adamw` with evenly spaced codes by hand": (
         lambda: gradtx.store(gradtx.adamw(RATE), "int8"),
-        lambda: in_int8(optax.adamw(RATE)),
+        lambda: in_int8(optax.adamw(RATE), linear, of_linear),
+    ),
+    "`store` in int8 / `adamw` with the same codes by hand": (
+        lambda: gradtx.store(gradtx.adamw(RATE), "int8"),
+        lambda: in_int8(optax.adamw(RATE), dynamic, of_dynamic),
     ),
 }
 
@@ -155,7 +192,7 @@ def lowered(make: Callable[[], Any], params: Any) -> float:
 
 
 def row(name: str, shapes: int) -> list[object]:
-    kinds = [(8 * (1 + i % 8), 16 * (1 + i // 8)) for i in range(shapes)]
+    kinds = [(UNIT * (1 + i % 8), UNIT * (1 + i // 8)) for i in range(shapes)]
     params = {str(i): jax.ShapeDtypeStruct(kinds[i % shapes], jnp.float32) for i in range(LEAVES)}
     makers = COMPOSITIONS[name]
     seconds = [float("inf"), float("inf")]

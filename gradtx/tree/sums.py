@@ -1,6 +1,7 @@
 """Sums, norms and extremes of all entries of a tree, in at least float32."""
 
 import builtins
+import functools
 import math
 import operator
 from functools import reduce
@@ -81,7 +82,8 @@ def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
         return [reduce(jnp.add, sums) for sums in zip(*each, strict=True)]
 
     if len(xs) == 1:
-        return sums_of_squares(scales, xs[0], on=on)
+        (x,) = xs
+        return _sums_of_large[on](scales, x) if x.size > _SMALL else separate_sums(x)
     if len(xs) > _FEW or not is_tracer(xs[0]) or on == "other":
         return sums_of_stack(*xs)
     # XLA's CPU client hands a program to its threads, which costs more than such a step, if it has
@@ -89,6 +91,12 @@ def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
     if on == "cpu":
         return separate_sums(*xs)
     return jax.lax.platform_dependent(*xs, cpu=separate_sums, default=sums_of_stack)
+
+
+# By the kind of chip: many large leaves of one shape are traced once.
+_sums_of_large = {
+    on: as_call(functools.partial(sums_of_squares, on=on)) for on in (None, "cpu", "other")
+}
 
 
 @as_call
