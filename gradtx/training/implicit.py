@@ -56,8 +56,8 @@ class Implicit(NamedTuple):
             for :math:`\varepsilon^{2/3}` of the type.
         ridge: the number that is added to the diagonal of the matrix, at least 0. With a small
             ridge a solution that is not unique has derivatives too.
-        max_steps: the largest number of products, at least 1; for GMRES it is rounded up to a
-            multiple of 20.
+        max_steps: the largest number of products, at least 1, rounded up to a multiple of 20 for
+            GMRES and of 2 for BiCGSTAB.
         rate: :math:`\eta > 0`. The derivative does not depend on it where the set is convex.
 
     :func:`solve` raises ValueError for a field out of its range, and for ``"cg"`` with a `P`.
@@ -338,8 +338,8 @@ def _solved(
         most = options.max_steps
         if method == "cg":
             u = _conjugate_gradients(matrix, right, tol, most)
-        elif method == "bicgstab":
-            u, _ = sparse.bicgstab(matrix, right, tol=tol, maxiter=most)
+        elif method == "bicgstab":  # whose steps take two products each
+            u, _ = sparse.bicgstab(matrix, right, tol=tol, maxiter=-(-most // 2))
         else:
             outer = -(-most // _RESTART)
             u, _ = sparse.gmres(matrix, right, tol=tol, restart=_RESTART, maxiter=outer)

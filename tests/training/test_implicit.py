@@ -690,7 +690,8 @@ def test_how_exact_the_linear_system_is_solved():
         exact(by_method(0.01, Implicit(tol=0.006), scale), one_step)
         assert np.isnan(by_method(0.03, Implicit(max_steps=1), scale)).all()
     exact(by_method(2.0, Implicit(max_steps=2)), [1, 1 / 3])
-    assert np.isnan(by_method(2.0, Implicit("bicgstab", max_steps=1))).all()
+    assert np.isnan(by_method(2.0, Implicit("bicgstab", max_steps=2))).all()
+    exact(by_method(2.0, Implicit("bicgstab", max_steps=3)), [1, 1 / 3])
     exact(by_method(2.0, Implicit("gmres", max_steps=1)), [1, 1 / 3])
     # A larger tolerance is what is asked for.
     assert np.isfinite(by_method(0.1, Implicit(tol=0.1))).all()
