@@ -83,7 +83,8 @@ def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
 
     if len(xs) == 1:
         (x,) = xs
-        return _sums_of_large[on](scales, x) if x.size > _SMALL else separate_sums(x)
+        as_one_call = x.size > _SMALL and not for_comparison.value
+        return _sums_of_large[on](scales, x) if as_one_call else separate_sums(x)
     if len(xs) > _FEW or not is_tracer(xs[0]) or on == "other":
         return sums_of_stack(*xs)
     # XLA's CPU client hands a program to its threads, which costs more than such a step, if it has
