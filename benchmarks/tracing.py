@@ -72,6 +72,10 @@ def with_norms(tx: Any) -> Any:
     return optax.GradientTransformation(init, update)
 
 
+def stored() -> Any:
+    return gradtx.store(gradtx.adamw(RATE), "int8")
+
+
 class Coded(NamedTuple):
     """A slot in int8, with a scale for each row."""
 
@@ -159,15 +163,15 @@ COMPOSITIONS: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: optax.MultiSteps(optax.adamw(RATE), 4).gradient_transformation(),
     ),
     "`store` in int8 / `adamw`": (
-        lambda: gradtx.store(gradtx.adamw(RATE), "int8"),
+        stored,
         lambda: optax.adamw(RATE),
     ),
     "`store` in int8 / `adamw` with evenly spaced codes by hand": (
-        lambda: gradtx.store(gradtx.adamw(RATE), "int8"),
+        stored,
         lambda: in_int8(optax.adamw(RATE), linear, of_linear),
     ),
     "`store` in int8 / `adamw` with the same codes by hand": (
-        lambda: gradtx.store(gradtx.adamw(RATE), "int8"),
+        stored,
         lambda: in_int8(optax.adamw(RATE), dynamic, of_dynamic),
     ),
 }

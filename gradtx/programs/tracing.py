@@ -78,14 +78,14 @@ def as_call(function: _F) -> _F:
     """`function` as one call in a program that is being traced: it is traced and lowered once.
 
     For the mathematics of a few numbers that many leaves share, which must not branch on them.
-    Outside of a trace it runs as it is. XLA inlines the calls.
+    Outside of a trace, and where formulas are compared, it runs as it is. XLA inlines the calls.
     """
     jitted = jax.jit(function)
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
         traced = any(map(is_tracer, jax.tree.leaves(arguments)))
-        return (jitted if traced else function)(*arguments)
+        return (jitted if traced and not for_comparison.value else function)(*arguments)
 
     return typed(_F, run)
 

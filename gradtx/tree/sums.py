@@ -1,10 +1,9 @@
 """Sums, norms and extremes of all entries of a tree, in at least float32."""
 
 import builtins
-import functools
 import math
 import operator
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -83,8 +82,7 @@ def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
 
     if len(xs) == 1:
         (x,) = xs
-        as_one_call = x.size > _SMALL and not for_comparison.value
-        return _sums_of_large[on](scales, x) if as_one_call else separate_sums(x)
+        return _sums_of_large[on](scales, x) if x.size > _SMALL else separate_sums(x)
     if len(xs) > _FEW or not is_tracer(xs[0]) or on == "other":
         return sums_of_stack(*xs)
     # XLA's CPU client hands a program to its threads, which costs more than such a step, if it has
@@ -95,9 +93,7 @@ def _sums_of(scales: Scales, xs: list[Array], on: Chip | None) -> list[Array]:
 
 
 # By the kind of chip: many large leaves of one shape are traced once.
-_sums_of_large = {
-    on: as_call(functools.partial(sums_of_squares, on=on)) for on in (None, "cpu", "other")
-}
+_sums_of_large = {on: as_call(partial(sums_of_squares, on=on)) for on in (None, "cpu", "other")}
 
 
 @as_call
