@@ -638,9 +638,9 @@ def test_a_norm_whose_square_is_no_number_clips_as_in_the_ordinary_step(name, sc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPPED)
 def test_a_norm_of_all_gradients_takes_no_memory_for_them(name):
-    """Of ten layers of 256 kB in float32 the ordinary step holds all gradients."""
-    p = {"a": jax.ShapeDtypeStruct((10, 128, 256), jnp.float32)}
-    p["b"] = jax.ShapeDtypeStruct((10, 256, 128), jnp.float32)
+    """Of 40 layers of 256 kB in float32 the ordinary step holds all gradients, the step inside six."""
+    p = {"a": jax.ShapeDtypeStruct((40, 128, 256), jnp.float32)}
+    p["b"] = jax.ShapeDtypeStruct((40, 256, 128), jnp.float32)
     x = jax.ShapeDtypeStruct((4, 128), jnp.float32)
 
     def of(params, x):
@@ -653,8 +653,8 @@ def test_a_norm_of_all_gradients_takes_no_memory_for_them(name):
         step = gradtx.make_step(of, tx, inside=inside)
         compiled = step.lower(p, jax.eval_shape(tx.init, p), x).compile()
         held.append(compiled.memory_analysis().temp_size_in_bytes)
-    gradients = 10 * 2 * 128 * 256 * 4
-    assert held[0] < 0.5 * gradients < gradients < held[1]
+    gradients = 40 * 2 * 128 * 256 * 4
+    assert held[0] < 0.2 * gradients < gradients < held[1]
 
 
 @pytest.mark.parametrize(
