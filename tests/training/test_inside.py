@@ -638,7 +638,7 @@ def test_a_norm_whose_square_is_no_number_clips_as_in_the_ordinary_step(name, sc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPPED)
 def test_a_norm_of_all_gradients_takes_no_memory_for_them(name):
-    """Of 40 layers of 256 kB in float32 the ordinary step holds all gradients, the step inside six."""
+    """Over 40 layers of 256 kB the ordinary step holds all gradients, the step inside about six."""
     p = {"a": jax.ShapeDtypeStruct((40, 128, 256), jnp.float32)}
     p["b"] = jax.ShapeDtypeStruct((40, 256, 128), jnp.float32)
     x = jax.ShapeDtypeStruct((4, 128), jnp.float32)
