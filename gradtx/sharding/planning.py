@@ -215,7 +215,8 @@ def plan_step(
     for how, size, _ in sent(tx, shards) if communications(tx) else []:
         kind = "all-gather" if how.gathers else "all-reduce"
         total = size * traffic.devices(how.over) if how.gathers else size
-        traffic.send("parameters of the devices", kind, how.over, total)
+        what = "gradients" if how.reduces else "parameters of the devices"
+        traffic.send(what, kind, how.over, total)
     for axes, there, back in messages(sharding.owned):
         traffic.send("matrices", "all-to-all", axes, there + back)
     state_bytes = sharding.bytes_per_device

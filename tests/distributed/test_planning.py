@@ -189,6 +189,14 @@ def test_what_links_send():
     assert sent(two)[kind] == 6 * math.ceil(message / 100)
 
 
+@pytest.mark.parametrize("link", ["aggregate", "aggregate_bf16"])
+def test_what_aggregation_sends_are_gradients(link):
+    tx = gradtx.chain(getattr(gradtx, link)("data"), gradtx.adamw(1e-3))
+    plan = gradtx.plan_step(tx, W, {"data": 8})
+    size = (WHOLE + 256) // (2 if link == "aggregate_bf16" else 1)
+    assert sent(plan) == {("gradients", "all-reduce", ("data",)): size}
+
+
 def test_a_part_of_a_leaf_need_not_be_one_that_the_optimizer_takes():
     """On 128 devices each has half a head."""
     heads = gradtx.MuonDimensionNumbers(0, 1, heads=(1, 64))
