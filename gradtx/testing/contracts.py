@@ -129,14 +129,14 @@ def _arguments_stay(t: Trial) -> None:
         state = t.tx.init(t.params)
         arguments = _with_numpy((t.gradient, state, t.params))
         leaves, treedef = jax.tree.flatten(arguments)
-        before = [x if is_key(x) else np.array(x) for x in leaves]
+        before = [x if is_key(x) else np.array(x).tobytes() for x in leaves]
         t.step(*arguments)
     after, other = jax.tree.flatten(arguments)
     if other != treedef:
         raise Broken("a container among the arguments has other keys or lengths after the call")
     names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(arguments)]
     for name, x, y in zip(names, before, after, strict=True):
-        if not is_key(x) and not np.array_equal(x, np.asarray(y)):
+        if not is_key(x) and x != np.asarray(y).tobytes():
             raise Broken(f"(gradients, state, parameters){name} has other values after the call")
 
 
@@ -148,25 +148,46 @@ def _with_numpy(tree: Any) -> Any:
 
 @contract("None leaves", "stay None, and change no other update")
 def _absent_leaves_stay_absent(t: Trial) -> None:
+    beside = _with_a_leaf(t)
+    updates, _ = t.eager(beside(t.params, None), [beside(t.gradient, None)])
+    if (absent := updates[0].get(_BESIDE)) is not None:
+        raise Broken(f"the update of a leaf that is None is {absent!r:.80}")
 
-    def beside(tree: Any) -> Any:
-        return {"absent": None, "tree": tree}
+    def without(tree: Any) -> Any:
+        return {name: x for name, x in tree.items() if name != _BESIDE}
 
-    updates, _ = t.eager(beside(t.params), [beside(t.gradient)])
-    want, _ = t.eager({"tree": t.params}, [{"tree": t.gradient}])
-    if updates[0].get("absent") is not None:
-        raise Broken(f"the update of a leaf that is None is {updates[0]['absent']!r:.80}")
-    _require_same("with it and without", values_differ(updates[0]["tree"], want[0]["tree"]))
+    want, _ = t.eager(without(beside(t.params, None)), [without(beside(t.gradient, None))])
+    _require_same("with it and without", values_differ(without(updates[0]), want[0]))
 
 
 @contract("leaves without entries", "are taken, and leave the others finite")
 def _empty_leaves_are_taken(t: Trial) -> None:
     if forms_differ(shapes(t.params), shapes(t.gradient)):
         raise DoesNotApply("the gradients are not like the parameters")
-    empty = jnp.zeros((0, 3), jnp.float32)
-    updates, _ = t.eager({"empty": empty, "tree": t.params}, [{"empty": empty, "tree": t.gradient}])
-    _require_same("its update", forms_differ(shapes(empty), shapes(updates[0]["empty"])))
+    empty, beside = jnp.zeros((0, 3), jnp.float32), _with_a_leaf(t)
+    updates, _ = t.eager(beside(t.params, empty), [beside(t.gradient, empty)])
+    _require_same("its update", forms_differ(shapes(empty), shapes(updates[0][_BESIDE])))
     _require_same("beside it", not_finite(updates))
+
+
+_BESIDE = "a leaf beside"
+
+
+def _with_a_leaf(t: Trial) -> Callable[[Any, Any], dict[str, Any]]:
+    """``(tree, leaf) -> dict``, which adds a leaf to the parameters, or to what is like them.
+
+    The leaves of a dict keep their paths, by which the transformation may find them.
+    """
+
+    def beside(tree: Any, leaf: Any) -> dict[str, Any]:
+        named = isinstance(tree, dict) and all(isinstance(key, str) for key in tree)
+        return {**(tree if named else {"tree": tree}), _BESIDE: leaf}
+
+    try:
+        t.tx.init(beside(t.params, jnp.ones((3, 2))))
+    except (TypeError, ValueError) as error:  # it finds leaves by their paths
+        raise DoesNotApply("it takes no tree with another leaf") from error
+    return beside
 
 
 @contract("scope", "a rule of entries or rows treats each alone")
@@ -178,20 +199,22 @@ def _parts_are_updated_alike(t: Trial) -> None:
         raise DoesNotApply("it draws random numbers")
     of_entries = all(rule.scope is Scope.ENTRY for rule in rules)
 
-    def part(tree: Any) -> Any:
+    def part(tree: Any, at: slice) -> Any:
         def of(x: Any) -> Any:
-            return x if not x.ndim else x[:1, ..., :1] if of_entries and x.ndim > 1 else x[:1]
+            return x if not x.ndim else x[at, ..., at] if of_entries and x.ndim > 1 else x[at]
 
         return jax.tree.map(of, tree)
 
     full_updates, _ = t.eager(t.params, [t.gradient] * STEPS)
-    try:
-        part_updates, _ = t.eager(part(t.params), [part(t.gradient)] * STEPS)
-    except (TypeError, ValueError) as error:  # of a hyperparameter for each entry
-        raise DoesNotApply("it does not take a part of a leaf") from error
-    kind = "an entry" if of_entries else "a row"
-    difference = values_differ(part(full_updates), part_updates, rtol=1e-4, atol=1e-6)
-    _require_same(f"{kind} beside others, and alone", difference)
+    kind = "entry" if of_entries else "row"
+    # A sum over what comes before leaves the first alone, and one over what comes after the last.
+    for which, at in (("first", slice(1)), ("last", slice(-1, None))):
+        try:
+            part_updates, _ = t.eager(part(t.params, at), [part(t.gradient, at)] * STEPS)
+        except (TypeError, ValueError) as error:  # of a hyperparameter for each entry
+            raise DoesNotApply("it does not take a part of a leaf") from error
+        difference = values_differ(part(full_updates, at), part_updates, rtol=1e-4, atol=1e-6)
+        _require_same(f"the {which} {kind} beside others, and alone", difference)
 
 
 @contract("zero gradients", "give finite updates")
@@ -236,7 +259,7 @@ def _half_precision_is_kept(t: Trial) -> None:
         _require_same(f"computed in {name} and in float32", different)
 
 
-@contract("double precision", "float64 stays, in updates and state")
+@contract("double precision", "updates are float64, and the state keeps its types")
 def _double_precision_is_kept(t: Trial) -> None:
     if any(not _is_real(x) for x in jax.tree.leaves(t.params)):
         raise DoesNotApply("the parameters are not all real")
@@ -261,15 +284,16 @@ def _cast(tree: Any, dtype: Any) -> Any:
 
 @contract("donation", "a new state shares no array with itself or the parameters")
 def _new_states_can_be_donated(t: Trial) -> None:
-    state = t.tx.init(t.params)
-    arrays = [
-        x
-        for x in jax.tree.leaves((t.params, state))
-        if isinstance(x, jax.Array) and not is_key(x) and x.size and x.is_fully_addressable
-    ]
-    pointers = [x.unsafe_buffer_pointer() for x in arrays if len(x.devices()) == 1]
-    if len(set(pointers)) < len(pointers):
+    kept, given = _buffers(t.tx.init(t.params)), _buffers(t.params)
+    if len(set(kept)) < len(kept) or set(kept) & set(given):
         raise Broken("an array of the state is a parameter, or is in the state twice; copy it")
+
+
+def _buffers(tree: Any) -> list[int]:
+    """Where the arrays of a tree begin that have entries and are on one device."""
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and not is_key(x)]
+    here = [x for x in arrays if x.size and x.is_fully_addressable and len(x.devices()) == 1]
+    return [x.unsafe_buffer_pointer() for x in here]
 
 
 @contract("resuming", "from a state kept as NumPy's arrays, with the same bits")
@@ -285,18 +309,21 @@ def _restored_states_go_on(t: Trial) -> None:
 
 @contract("another tree", "gradients of another tree than the state's are refused")
 def _other_trees_are_refused(t: Trial) -> None:
-    state = t.tx.init(t.params)
-    like: Any = jax.tree.structure(t.params)
+    params, gradient = t.params, t.gradient
+    if jax.tree.structure(params) == jax.tree.structure(0):  # as each array of a state is
+        params, gradient = {"leaf": params}, {"leaf": gradient}
+    state = t.tx.init(params)
+    like: Any = jax.tree.structure(params)
 
     def mirrors(x: Any) -> bool:
         return bool(jax.tree.structure(x) == like)
 
     if not any(map(mirrors, jax.tree.leaves(state, is_leaf=mirrors))):
         raise DoesNotApply("it keeps nothing for each parameter")
-    wrong = {"another": t.gradient, "tree": t.gradient}
+    wrong = {"another": gradient, "tree": gradient}
     try:
         with eager_programs(False):
-            t.step(wrong, state, {"another": t.params, "tree": t.params})
+            t.step(wrong, state, {"another": params, "tree": params})
     except Exception:  # whatever refuses it
         return
     raise Broken("a tree with each leaf twice was taken with a state for each leaf once")

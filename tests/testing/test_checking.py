@@ -217,6 +217,63 @@ def test_a_norm_of_the_leaf_in_a_narrower_rule(scope):
     assert check_rule(wide, contracts=["scope"]).ok
 
 
+@pytest.mark.parametrize("scope", ["elementwise", "rowwise"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_sum_over_others_in_a_narrower_rule(scope, reverse):
+    """Over what comes before, or after: the first entry, or the last, has it alone."""
+
+    def rule(g, s, t):
+        return jax.lax.cumsum(g.reshape(g.shape[0], -1), 0, reverse=reverse).reshape(g.shape), {}
+
+    tx = getattr(gradtx, scope)(gradtx.EmptyState, None, rule)
+    (failure,) = check_rule(tx, contracts=["scope"]).failures
+    assert f"the {'first' if reverse else 'last'} " in failure.reason
+
+
+NAMED = {"head": {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}, "body": {"w": jnp.full((4, 2), 2.0)}}
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gradtx.freeze("head"),
+        gradtx.masked(gradtx.sgd(0.1), "head/*"),
+        gradtx.partition({"a": gradtx.sgd(0.1), "b": gradtx.adam(0.1)}, {"head": "a", "body": "b"}),
+    ],
+    ids=["freeze", "masked", "partition"],
+)
+def test_leaves_are_found_by_their_paths(tx):
+    names = ["None leaves", "leaves without entries", "another tree"]
+    assert check_rule(tx, NAMED, contracts=names).ok
+    results = check_rule(tx, [NAMED], contracts=names[:2]).results
+    assert not [result for result in results if result.outcome == "fails"]
+
+
+@pytest.mark.parametrize("params", [jnp.ones(3), {"w": jnp.ones(3)}], ids=["array", "dict"])
+def test_a_count_is_no_slot_of_a_single_array(params):
+    schedule = gradtx.linear_schedule(0.1, 0.0, 10)
+    for tx, outcome in ((gradtx.sgd(schedule), "does not apply"), (gradtx.adam(0.1), "holds")):
+        (result,) = check_rule(tx, params, contracts=["another tree"]).results
+        assert result.outcome == outcome, result
+
+
+def test_parameters_that_are_one_array_twice():
+    tied = dict.fromkeys(("encoder", "decoder"), jnp.ones(3))
+    assert check_rule(gradtx.sgd(0.1), tied, contracts=["donation"]).ok
+
+
+def test_a_state_that_begins_as_nan():
+    def update(updates, state, params=None):
+        new = jax.tree.map(lambda g, last: jnp.where(jnp.isnan(last), g, last), updates, state)
+        return new, updates
+
+    def unseen(params):
+        return jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+
+    names = ["changes nothing in place"]
+    assert check_gradient_transformation(unseen, update, contracts=names).ok
+
+
 def test_what_would_not_shard():
     def init(params):
         return {"sums": jax.tree.map(lambda p: jnp.zeros(7), params), "last": zeros(params)}
