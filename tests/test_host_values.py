@@ -93,9 +93,10 @@ def test_called_at_each_turn_of_a_loop():
     np.testing.assert_array_equal(params["w"], -(1.0 + 2 + 3))
 
 
-def test_evaluated_is_an_argument():
+@pytest.mark.parametrize("name", ["sgd", "product"])
+def test_evaluated_is_an_argument(name):
     dial = Dial(0.5)
-    tx = gradtx.chain(gradtx.trace(0.0), gradtx.sgd(dial))
+    tx = gradtx.chain(gradtx.trace(0.0), CHAINS[name](dial))
     step = jax.jit(lambda tx, params, state: gradtx.minimize(loss, tx, params, state)[0])
     for dial.value in RATES:
         moved = step(gradtx.evaluated(tx), PARAMS, tx.init(PARAMS))

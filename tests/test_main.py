@@ -235,6 +235,19 @@ def test_diff(capsys, saved):
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("{'nu': {'a*': 'int8', '*': None}}", "{'nu': {'*': None, 'a*': 'int8'}}"),
+        ("{'n*': {'u': 'int8'}}", "{'n*/u': 'int8'}"),
+    ],
+)
+def test_diff_where_no_value_does(capsys, one, other):
+    pair = [f"store(adam(0.1), {codecs})" for codecs in (one, other)]
+    code, out, _ = run(capsys, "diff", *pair)
+    assert code == 1 and one in out and other in out
+
+
+@pytest.mark.parametrize(
     ("config", "code", "error"),
     [
         ("adam(lr=0.1)", 1, "did you mean learning_rate"),

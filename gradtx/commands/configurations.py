@@ -39,11 +39,14 @@ def validate(arguments: argparse.Namespace) -> int:
 
 def diff(arguments: argparse.Namespace) -> int:
     """Print the arguments that differ by path, defaults included; 1 if one does."""
-    ours, theirs = (dict(_entries(to_config(read_config(c)))) for c in (arguments.a, arguments.b))
+    one, other = read_config(arguments.a), read_config(arguments.b)
+    ours, theirs = (dict(_entries(to_config(each))) for each in (one, other))
     paths = [path for path in ours | theirs if ours.get(path) != theirs.get(path)]
     for path in paths:
         print(f"{path or 'builder'}: {ours.get(path, 'absent')} -> {theirs.get(path, 'absent')}")
-    return int(bool(paths))
+    if not paths and one != other:  # the order of patterns, or a list for a tuple
+        print(f"{one!r} -> {other!r}")
+    return int(bool(paths) or one != other)
 
 
 def _entries(node: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -1,20 +1,27 @@
 """Schedules made of others: multiplied, stretched in time."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count, Number, PositiveCount, check
+from gradtx.declarations.declaration import Kept
 from gradtx.declarations.declared_schedule import schedule
 from gradtx.declarations.host_values import as_schedule
 from gradtx.schedules.counting import LAST
 from gradtx.types import Schedule
 
 
+def _factors(where: str, factors: tuple[Any, ...]) -> tuple[Any, ...]:
+    for factor in factors:
+        check(where, "a factor", factor, Number)
+    return tuple(map(as_schedule, factors))
+
+
 @schedule
-def multiply_schedules(*factors: Any) -> Schedule:
+def multiply_schedules(*factors: Annotated[Any, Kept(_factors)]) -> Schedule:
     """The product of schedules and numbers.
 
     Args:
@@ -30,9 +37,6 @@ def multiply_schedules(*factors: Any) -> Schedule:
     >>> round(float(multiply_schedules(0.1, warm, gradtx.exponential_decay(1.0, 5, 0.5))(5)), 6)
     0.025
     """
-    for factor in factors:
-        check("multiply_schedules", "a factor", factor, Number)
-    factors = tuple(map(as_schedule, factors))
 
     def value(count: Any) -> Any:
         product: Any = 1.0
