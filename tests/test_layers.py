@@ -19,7 +19,7 @@ LAYERS = (
     *("tree", "tree_utils", "linalg", "storage", "kernels", "ownership", "engine"),
     *("composition", "estimators", "inspection", "sharding", "backward", "training", "checkpoint"),
     *("schedules", "projections", "losses", "transforms", "optimizers"),
-    *("wrappers", "sparse", "distributed"),
+    *("distributed", "wrappers", "sparse"),
     *("interop", "assignment", "microbatching", "perturbations", "testing"),
     *("commands", "_src", "contrib", "measuring", "states", "__main__"),
 )

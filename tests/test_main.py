@@ -244,7 +244,9 @@ def test_diff(capsys, saved):
 def test_diff_where_no_value_does(capsys, one, other):
     pair = [f"store(adam(0.1), {codecs})" for codecs in (one, other)]
     code, out, _ = run(capsys, "diff", *pair)
-    assert code == 1 and one in out and other in out
+    assert code == 1
+    assert one in out
+    assert other in out
 
 
 @pytest.mark.parametrize(

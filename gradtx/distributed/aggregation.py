@@ -150,9 +150,9 @@ def share_value(inner: GradientTransformation, axis_name: AxisName) -> GradientT
 
     .. math:: \bar v = \frac{\sum_i w_i v_i}{\sum_i w_i}
 
-    :func:`reduce_on_plateau`, :func:`polyak_sgd`, :func:`momo` and others read the loss. Where
-    each device runs a program of its own, :func:`minimize` passes the loss of this device's
-    examples, so that devices would decide differently, and their parameters drift apart.
+    :func:`guard`, :func:`reduce_on_plateau`, :func:`polyak_sgd`, :func:`momo` and others read the
+    loss. Where each device runs a program of its own, :func:`minimize` passes the loss of this
+    device's examples, so that devices would decide differently, and their parameters drift apart.
 
     Args:
         inner: what reads the extra argument ``value``.

@@ -20,8 +20,9 @@ from gradtx.engine.lift import needed
 from gradtx.inspection.description import communications, sent
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import dense
-from gradtx.numerics import cast, widen
+from gradtx.numerics import cast, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
+from gradtx.programs.tracing import tracked, vary
 from gradtx.sharding.axes import (
     AxisName,
     axes_of,
@@ -64,13 +65,18 @@ class DiLoCoState(NamedTuple):
 
 
 def _mean(label: str, axis_name: AxisName, values: PyTree, extra_args: Mapping[str, Any]) -> PyTree:
-    """The mean over devices in one all-reduce; the values themselves where no axis is bound."""
+    """The mean over devices in one all-reduce.
+
+    The values themselves where no axis is bound, or all devices have weight 0.
+    """
     if bound_size(label, axis_name) is None:
         return values
     if "weight" not in extra_args:
         return jax.lax.pmean(values, axis_name)
-    weight = extra_args["weight"]
-    return aggregate(axis_name).update(values, EmptyState(), weight=weight)[0]
+    weight, one = extra_args["weight"], vary(jnp.ones([]), tracked(axes_of(axis_name)))
+    # The mean of ones is 0 where the sum of weights is.
+    both = aggregate(axis_name).update((values, one), EmptyState(), weight=weight)[0]
+    return map_present(lambda m, mine: jnp.where(both[1] > 0, m, mine), both[0], values)
 
 
 class Outer:
@@ -143,7 +149,7 @@ def local_sgd(
     Synchronizing costs one all-reduce of the parameters, in float32 or wider; other steps send
     nothing. If no axis is bound there is one device, and this is just `inner`. ``update`` takes an
     extra argument ``weight``, how much this device's parameters count in an average, 1 by default;
-    with 0 they may be NaN.
+    with 0 they may be NaN. Where all weights are 0, each device keeps its own.
 
     State: `LocalSGDState`; the inner states stay with their devices.
 
@@ -165,7 +171,7 @@ def local_sgd(
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        return LocalSGDState(tx.init(params), jnp.asarray(every, jnp.int32))
+        return LocalSGDState(tx.init(params), own_copy(every, jnp.int32))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -251,7 +257,7 @@ def diloco(
     def init(params: Params) -> State:
         anchor = map_present(lambda p: widen(jnp.array(p)), params)
         return DiLoCoState(
-            tx.init(params), outside.init(anchor), anchor, jnp.asarray(every, jnp.int32)
+            tx.init(params), outside.init(anchor), anchor, own_copy(every, jnp.int32)
         )
 
     def update(

@@ -212,13 +212,14 @@ class _Streaming(NamedTuple):
     ) -> PyTree:
         """The change that is on the way after this step: that of the next fragment if it sends."""
         after = self.local(updates, params, state.fragment).after
-        return jax.tree.map(
-            lambda s, a, p: s if p is None else jnp.where(sends, a - p, s),
-            state.sending,
-            _take(anchors, state.fragment),
-            after,
-            is_leaf=is_leaf,
-        )
+
+        def sent(s: Any, a: Any, p: Any) -> Any:
+            if s is None:
+                return s
+            return jnp.where(sends, jnp.zeros_like(s) if p is None else a - p, s)
+
+        anchor = _take(anchors, state.fragment)
+        return jax.tree.map(sent, state.sending, anchor, after, is_leaf=is_leaf)
 
     def fragment_bytes(self, params: Params) -> int:
         """The bytes that a device sends for one fragment."""
@@ -267,7 +268,8 @@ def streaming_diloco(
 
     Apply the updates unchanged; devices differ as for :func:`local_sgd`, and drop out by the extra
     argument ``weight``, as in :func:`diloco`; with a delay the weight is that of the step in which
-    a fragment arrives, so pass 0 until a bad change that was sent has arrived. A fragment has an
+    a fragment arrives, so pass 0 until a bad change that was sent has arrived. Of a leaf without a
+    gradient in the step that sends, no change is sent with a delay. A fragment has an
     equal share of every leaf: of its rows if `F` divides them, and otherwise of its entries. With
     leaves that stack layers, these are consecutive layers, as in the paper. One step in
     :math:`H / F` sends :math:`1 / F` of the parameters, in a branch; the program has one branch,

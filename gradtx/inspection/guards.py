@@ -53,6 +53,11 @@ def scales_losses(x: object) -> bool:
     return "loss_scale" in getattr(type(x), "_fields", ()) and not isinstance(x, GuardReport)
 
 
+def holds_loss_scale(state: State) -> bool:
+    """Whether the state of a transformation that scales the loss is in a state."""
+    return any(map(scales_losses, jax.tree.leaves(state, is_leaf=scales_losses)))
+
+
 def guard_report(state: State) -> GuardReport:
     """The report of the guard in a state.
 

@@ -7,8 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.core.communication import Communication, sends
-from gradtx.core.pair import GradientTransformationExtraArgs
+from gradtx.core.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    reduced_axes,
+)
 from gradtx.leaves.paths import path_string
+from gradtx.numerics import cast
 from gradtx.programs.tracing import tracked, varying_axes
 from gradtx.types import Array, Params, State
 
@@ -102,6 +107,15 @@ def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]
                 f"parameters that differ, params = jax.lax.pcast(params, {axis_name!r}, "
                 "to='varying'), or call shard_map with check_vma=False"
             )
+
+
+def on_all_devices(where: str, tx: GradientTransformation, holds: Array) -> Array:
+    """Whether a condition holds on all devices over which `tx` reduces gradients.
+
+    Devices that decided differently would wait for each other in the reduction.
+    """
+    axes = tuple(axis for axis in reduced_axes(tx) if bound_size(where, axis) is not None)
+    return jax.lax.psum(cast(~holds, jnp.int32), axes) == 0 if axes else holds
 
 
 def everyones(x: Array, axis_name: AxisName) -> Array:

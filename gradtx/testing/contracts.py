@@ -310,10 +310,11 @@ def _restored_states_go_on(t: Trial) -> None:
 @contract("another tree", "gradients of another tree than the state's are refused")
 def _other_trees_are_refused(t: Trial) -> None:
     params, gradient = t.params, t.gradient
-    if jax.tree.structure(params) == jax.tree.structure(0):  # as each array of a state is
-        params, gradient = {"leaf": params}, {"leaf": gradient}
-    state = t.tx.init(params)
     like: Any = jax.tree.structure(params)
+    if like == jax.tree.structure(0):  # as each array of a state is
+        params, gradient = {"leaf": params}, {"leaf": gradient}
+        like = jax.tree.structure(params)
+    state = t.tx.init(params)
 
     def mirrors(x: Any) -> bool:
         return bool(jax.tree.structure(x) == like)

@@ -25,6 +25,7 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.inspection.guards import holds_loss_scale
 from gradtx.inspection.noise_scale import (
     NoiseScale,
     no_estimates,
@@ -35,6 +36,7 @@ from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
 from gradtx.numerics.control import inside, loop_once_if
 from gradtx.programs.tracing import vary, varying_axes
+from gradtx.sharding.axes import on_all_devices
 from gradtx.training.loss_scale import if_divides
 from gradtx.transforms.accumulators import (
     accumulators,
@@ -44,6 +46,7 @@ from gradtx.transforms.accumulators import (
     nothing_like,
 )
 from gradtx.types import Array, DType, InnerState, Params, PyTree, Slots, State, Updates
+from gradtx.wrappers.finite import skip_large_updates, skip_not_finite
 
 Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]
 
@@ -109,6 +112,12 @@ class MicroBatches:
     up_to: int | None = None
 
     def init(self, params: Params, inner_state: State) -> State:
+        known = getattr(self.skip, "func", self.skip)  # of a functools.partial
+        if known in (skip_not_finite, skip_large_updates) and holds_loss_scale(inner_state):
+            raise ValueError(
+                "accumulate: dynamic_loss_scale is inside, where it would never see what "
+                f"{known.__name__} leaves out: put it outside, dynamic_loss_scale(accumulate(...))"
+            )
         # Each count has its own buffer: an array that is in a state twice cannot be donated.
         mini_step, gradient_step = (jnp.zeros([], jnp.int32) for _ in range(2))
         acc = accumulators(params, self.dtype, self.rows)
@@ -127,9 +136,21 @@ class MicroBatches:
         return state._replace(noise_scale=no_estimates(), micro_squares=jnp.zeros([2], jnp.float32))
 
     def collect(
-        self, updates: Updates, state: State, params: Params | None, weight: Any = None
+        self,
+        updates: Updates,
+        state: State,
+        params: Params | None,
+        weight: Any,
+        common: Callable[[Array], Array],
     ) -> tuple[State, Array, Array]:
         """Add a micro-batch to the state.
+
+        Args:
+            updates: the gradients.
+            state: the state.
+            params: the parameters.
+            weight: that of the micro-batch; None for 1.
+            common: whether something is true of all devices, from whether it is of this one.
 
         Returns:
             The state, whether this micro-batch is the window's last, and the weight of the window
@@ -140,6 +161,8 @@ class MicroBatches:
         bad = jnp.asarray(bad)
         if bad.shape != () or bad.dtype != bool:
             raise ValueError("should_skip_update_fn must return one boolean and a tree")
+        if self.skip is not None:
+            bad = ~common(~bad)
         if weight is not None:
             weight = one_number("accumulate", "weight", weight)
             # A micro-batch without examples has 0 / 0 for a gradient, which a product would keep.
@@ -156,7 +179,7 @@ class MicroBatches:
         if self.up_to is not None:
             noise = state.noise_scale
             wanted = jnp.where(noise.estimates > 0, noise.value, 0)
-            last &= (total >= wanted) | (steps >= self.up_to)
+            last &= common((total >= wanted) | (steps >= self.up_to))
         seen = jnp.where(bad, state.mini_step, steps)
         state = state._replace(
             mini_step=jnp.where(last, 0, seen),
@@ -251,7 +274,8 @@ def accumulating(inner: GradientTransformation, window: MicroBatches) -> Gradien
         updates = fitting(updates, state.acc_grads)
         weight = extra_args.get("weight") if window.weighted else None
         windows = state.gradient_step
-        state, last, total = window.collect(updates, state, params, weight)
+        common = functools.partial(on_all_devices, "accumulate", tx)
+        state, last, total = window.collect(updates, state, params, weight, common)
         if window.weighted:  # what is inside, such as `aggregate`, weighs the window
             extra_args = {**extra_args, "weight": total}
 
@@ -336,7 +360,8 @@ def accumulate(
             with another number, the next micro-batch is the window's last, and all count.
         use_grad_mean: take the mean; otherwise the sum :math:`\sum_i w_i g_i`.
         should_skip_update_fn: ``(updates, gradient_step, params) -> (bool, tree)``, which
-            micro-batches to leave out entirely, such as :func:`skip_not_finite`.
+            micro-batches to leave out entirely, such as :func:`skip_not_finite`. Where `inner`
+            aggregates gradients, all devices leave out one that a single device does.
         accumulator_dtype: the type of the accumulator; float32 or wider by default.
         compensated: also keep the accumulator's rounding error, and add it back: for windows of
             thousands of micro-batches, or for an accumulator in bfloat16.
@@ -348,7 +373,8 @@ def accumulate(
             window to window; None not to.
         up_to: with `noise_decay`, a window goes on until its weight is that of the noise scale, of
             at least `every` and at most so many micro-batches: where gradients are noisy, batches
-            grow. `every` is then 2 or more, since one micro-batch says nothing of the noise.
+            grow. `every` is then 2 or more, since one micro-batch says nothing of the noise. Where
+            `inner` aggregates gradients, a window goes on until it is long enough on all devices.
 
     ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
     in a micro-batch; 1 by default. `inner` gets their sum as its ``weight``. A micro-batch of
@@ -367,8 +393,10 @@ def accumulate(
     Raises:
         ValueError: `every` or a number of rows is below 1, `up_to` is given without `noise_decay`
             or with an `every` of 1 or above it, a pattern matches no leaf, or a leaf is
-            not a table; in ``update`` a gradient has another shape than its parameter, or more rows
-            than a window has room for, or `weight` is several numbers.
+            not a table; in ``init`` `inner` contains :func:`dynamic_loss_scale`, and what is not
+            finite is left out before its scale sees it; in ``update`` a gradient has another shape
+            than its parameter, or more rows than a window has room for, or `weight` is several
+            numbers.
 
     Optax's `MultiSteps` runs its optimizer at every micro-step, then selects; and a NaN stays in
     its accumulator forever, since it is reset by a multiplication with zero.

@@ -6,11 +6,12 @@ import jax
 
 from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
-from gradtx.core.pair import GradientTransformation, transformation
+from gradtx.core.pair import GradientTransformation, reduced_axes, transformation
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.leaves.paths import leaves_with_path, map_present
 from gradtx.leaves.rows import dense, is_rows
 from gradtx.numerics.control import in_form_of
+from gradtx.programs.tracing import tracked, vary
 from gradtx.transforms.linesearch import conjugate
 from gradtx.types import InnerState, Params, State, Updates
 
@@ -39,7 +40,9 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
     Args:
         inner: the optimizer. Put ``masked(scale(-1.0), "y")`` before it to maximize over `y`, and
             :func:`project` after it to stay in a set: both steps start at :math:`\theta_k` and end
-            in it. It goes through both steps one after the other, as in extrapolated Adam.
+            in it. It goes through both steps one after the other, as in extrapolated Adam. An
+            aggregation over devices belongs inside, ``extragradient(chain(aggregate("data"),
+            sgd(eta)))``: one around this would leave each device's second gradient as it is.
 
     ``update`` takes `params` and the extra argument `value_fn`, whose gradient it takes, or
     instead of that `grad_fn`, ``params -> gradients``, for games in which each player has a loss of
@@ -89,7 +92,9 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
         # A function of one argument is for this transformation, and not for those within.
         extra_args: dict[str, Any] = {} if grad_fn is None else {"grad_fn": None}
         first, between = inner_step(updates, state.inner_state, params, **extra_args)
-        ahead = apply_updates(trainable, first)
+        # Where they do not differ, JAX would sum the gradients of all devices.
+        differing = tracked(reduced_axes(inner))
+        ahead = jax.tree.map(lambda p: vary(p, differing), apply_updates(trainable, first))
         if grad_fn is None:
             value, grads = jax.value_and_grad(value_fn)(ahead)
             grads = conjugate(grads)

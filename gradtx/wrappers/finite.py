@@ -14,6 +14,7 @@ from gradtx.core.pair import (
     with_extra_args_support,
 )
 from gradtx.numerics import increment
+from gradtx.sharding.axes import on_all_devices
 from gradtx.tree.sums import all_finite, floating_entries
 from gradtx.types import Array, InnerState, Params, PyTree, State, Updates
 
@@ -43,7 +44,8 @@ def apply_if_finite(
     Kept for code written for Optax; :func:`guard` is preferred.
 
     Args:
-        inner: the transformation to guard.
+        inner: the transformation to guard. Where it aggregates gradients, all devices skip a step
+            if one does.
         max_consecutive_errors: how many such steps in a row are acceptable, at least 0. With more,
             something is wrong: a training loop can compare ``state.notfinite_count`` with it.
         accept_at_limit: beyond the limit, run `inner` on the gradients as they are, as Optax does,
@@ -67,7 +69,7 @@ def apply_if_finite(
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
     ) -> Decision:
         del params
-        finite = all_finite(updates)
+        finite = on_all_devices("apply_if_finite", tx, all_finite(updates))
         errors = jnp.where(finite, 0, increment(state.notfinite_count))
         total = jnp.where(finite, state.total_notfinite, increment(state.total_notfinite))
         run = finite | (errors > max_consecutive_errors) if accept_at_limit else finite

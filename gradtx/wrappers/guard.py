@@ -4,9 +4,10 @@
 :mod:`gradtx.wrappers.update_norms` measures the steps that are taken.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from gradtx import tree
@@ -17,9 +18,10 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.inspection.guards import GuardReport, scales_losses
+from gradtx.inspection.guards import GuardReport, holds_loss_scale
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import cast, increment, root, widen
+from gradtx.sharding.axes import on_all_devices
 from gradtx.types import Array, InnerState, Params, State, Updates
 from gradtx.wrappers.rolling_window import Rolling, entered, quantile_factor
 from gradtx.wrappers.update_norms import MeasuredState, unmeasured, with_norms
@@ -71,8 +73,9 @@ def guard(
 
     The loss is the extra argument ``value``, which :func:`minimize` and :func:`make_step` pass;
     without it, only the norm is considered. A gradient so large that its squared norm is infinite
-    in float32 counts as not finite, since optimizers keep squares. Under ``shard_map`` put
-    :func:`aggregate` before it, so that all devices make the same decision.
+    in float32 counts as not finite, since optimizers keep squares. Under ``shard_map`` each device
+    has a loss of its own: write ``chain(aggregate("data"), share_value(guard(...), "data"))``, and
+    all devices make the same decision.
 
     State: `GuardState`. :func:`guard_report` reads it; ``make_step(..., report=True)`` returns the
     report with each step. Norms of updates and parameters are summed in the pass that applies an
@@ -110,7 +113,9 @@ def guard(
         del params
         norm = cast(tree.global_norm(updates), jnp.float32)
         rate = _learning_rate(tx, state.inner_state)
-        take, factor, judged = _judged(limits, state, norm, extra_args.get("value"), rate)
+        common = functools.partial(on_all_devices, "guard", tx)
+        loss = extra_args.get("value")
+        take, factor, judged = _judged(limits, state, norm, loss, rate, common)
         run = with_norms(tx, norm, factor if clip_quantile is not None else None)
 
         def close(measured: State, _: Array) -> State:
@@ -135,7 +140,7 @@ _KINDS = {n: jnp.int32 if i < 9 else jnp.float32 for i, n in enumerate(GuardRepo
 
 
 def _initial_state(inner_state: State, window: int) -> GuardState:
-    if any(map(scales_losses, jax.tree.leaves(inner_state, is_leaf=scales_losses))):
+    if holds_loss_scale(inner_state):
         raise ValueError(
             "guard: dynamic_loss_scale is inside, where it would never see what is not finite: "
             "put it outside, dynamic_loss_scale(guard(...))"
@@ -149,7 +154,12 @@ def _initial_state(inner_state: State, window: int) -> GuardState:
 
 
 def _judged(
-    limits: _Limits, state: GuardState, norm: Array, value: Any, rate: Array
+    limits: _Limits,
+    state: GuardState,
+    norm: Array,
+    value: Any,
+    rate: Array,
+    common: Callable[[Array], Array],
 ) -> tuple[Array, Array, GuardState]:
     """Whether a step is taken, the factor of its gradients, and the state before it is taken.
 
@@ -159,6 +169,7 @@ def _judged(
         norm: the norm of the gradients.
         value: the loss; None to judge by the norm alone.
         rate: the learning rate, for the report.
+        common: whether a step is taken, from whether this device would take it.
     """
     deviations, warmup, clip_quantile, skip_zero = limits
     loss = norm if value is None else cast(jnp.sum(widen(jnp.asarray(value))), jnp.float32)
@@ -170,7 +181,7 @@ def _judged(
         losses, loss_spike = entered(state.losses, loss, known, deviations, warmup)
     norms, norm_spike = entered(state.norms, norm, known, deviations, warmup)
     norm_spike = norm_spike & ~loss_spike
-    take = known & ~loss_spike & ~norm_spike
+    take = common(known & ~loss_spike & ~norm_spike)
     factor = quantile_factor(state.norms, norm, clip_quantile, warmup)
     old = state.report
     events = {

@@ -18,7 +18,7 @@ from gradtx.core.pair import (
 )
 from gradtx.declarations.declaration import Builder
 from gradtx.declarations.host_values import as_schedule
-from gradtx.numerics import cast, compute_dtype, increment, real_dtype
+from gradtx.numerics import cast, compute_dtype, increment, own_copy, real_dtype
 from gradtx.types import Array, Counter, DType, InnerState, Params, PyTree, Schedule, State, Updates
 
 
@@ -201,7 +201,7 @@ def injected(
             name: _number(s(states[name]), dtype, exact) for name, s in schedules.items()
         }
         hyperparams = {
-            n: _in_declared_type(v, numbers[n], exact) if n in numbers else v
+            n: own_copy(_in_declared_type(v, numbers[n], exact)) if n in numbers else v
             for n, v in values.items()
         }
         return InjectStatefulHyperparamsState(

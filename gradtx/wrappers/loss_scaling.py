@@ -12,8 +12,9 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.numerics import cast, increment
+from gradtx.numerics import cast, increment, own_copy
 from gradtx.numerics.control import inside
+from gradtx.sharding.axes import on_all_devices
 from gradtx.training.loss_scale import ScalesLoss, unscaled
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, InnerState, Params, State, Updates
@@ -47,7 +48,7 @@ def dynamic_loss_scale(
 
     Args:
         inner: the optimizer. A step whose gradient is not finite is skipped: zero updates, an
-            unchanged state.
+            unchanged state; where it aggregates gradients, on all devices if on one.
         loss_scale: the initial :math:`s`, above 0.
         period: `n`, at least 1.
         factor: :math:`\phi > 1`.
@@ -80,7 +81,7 @@ def dynamic_loss_scale(
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        scale = jnp.asarray(loss_scale, jnp.float32)
+        scale = own_copy(loss_scale, jnp.float32)
         return DynamicLossScaleState(scale, jnp.zeros([], jnp.int32), tx.init(params))
 
     def next_state(state: State, finite: Array, inner_state: State) -> State:
@@ -96,7 +97,7 @@ def dynamic_loss_scale(
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
     ) -> Decision:
         del params
-        finite = all_finite(updates)
+        finite = on_all_devices("dynamic_loss_scale", tx, all_finite(updates))
         return Decision(
             finite,
             tx,

@@ -82,7 +82,9 @@ def mechanize(
     :math:`\Delta_{t-1}` is not stored but computed as
     :math:`(\theta_{t-1} - \theta_0) / (s + \epsilon)`, as in Optax. So the updates must be applied
     as they are, and in bfloat16 or float16 parameters, where small steps are lost, the factor never
-    grows: train a float32 copy.
+    grows: train a float32 copy. A leaf should have a gradient in all steps or in none: without one
+    it stays where it is while the factor changes, and its :math:`\Delta` is lost; the norm of
+    :math:`\theta` counts it in ``update``, but not in :func:`apply_gradients`.
 
     State: `MechanicState`. The starting point is the parameters of the first update. Optax keeps
     the numbers in the parameters' types, and they become NaN after one gradient of 1e30, whose

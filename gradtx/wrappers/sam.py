@@ -12,6 +12,7 @@ from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.distributed.aggregation import aggregate
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import dense
@@ -19,10 +20,11 @@ from gradtx.leaves.whole import whole_of
 from gradtx.numerics import cast, divide, increment, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.optimizers.sgd import sgd
-from gradtx.programs.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer, tracked, vary
+from gradtx.sharding.axes import axes_of
 from gradtx.transforms.norms import adaptive_normalize
 from gradtx.tree.sums import norm_of_all
-from gradtx.types import Array, Params, PyTree, Slots, State, StateOf, Updates
+from gradtx.types import Array, EmptyState, Params, PyTree, Slots, State, StateOf, Updates
 
 
 class SAMState(NamedTuple):
@@ -75,10 +77,23 @@ class _SharpnessAware(NamedTuple):
     batch_axis_name: str | None
     blend: Blend | None
 
-    def climb(self, updates: Updates, state: State, params: Params) -> tuple[Updates, State]:
+    def climb(
+        self, outer: InnerStep, updates: Updates, state: State, params: Params
+    ) -> tuple[Updates, State]:
         """The adversary's updates, with their sign reversed."""
-        against, state = self.adversary.update(updates, state, params)
+        against, state = self.adversary.update(updates, state, params, **_weight(outer))
         return tree.scale(-1, against), state
+
+    def gradient(self, outer: InnerStep, params: Params, i: int) -> Updates:
+        """The gradient at a worse point, averaged over the devices of an axis."""
+        grad_fn: Any = outer.extra_args["grad_fn"]
+        if self.batch_axis_name is None:
+            return grad_fn(params, i)
+        # Where they do not differ, JAX would sum the gradients of all devices.
+        differing = tracked(axes_of(self.batch_axis_name))
+        own = grad_fn(jax.tree.map(lambda p: vary(p, differing), params), i)
+        mean = aggregate(self.batch_axis_name)
+        return mean.update(own, EmptyState(), **_weight(outer))[0]
 
     def transparent(
         self, outer: InnerStep, updates: Updates, state: Any, params: Params
@@ -100,7 +115,7 @@ class _SharpnessAware(NamedTuple):
             return in_form_of(back, updates), opt_state, in_form_of(adv_state, state.adv_state)
 
         def worsen() -> tuple[Updates, State, State]:
-            new, adv_state = self.climb(updates, state.adv_state, params)
+            new, adv_state = self.climb(outer, updates, state.adv_state, params)
             return in_form_of(new, updates), state.opt_state, in_form_of(adv_state, state.adv_state)
 
         new, opt_state, adv_state = branch(last, step, worsen)
@@ -116,21 +131,24 @@ class _SharpnessAware(NamedTuple):
         self, outer: InnerStep, updates: Updates, state: Any, params: Params
     ) -> tuple[Updates, State]:
         """All climbs, and the step."""
-        grad_fn: Any = outer.extra_args.get("grad_fn")
-        if grad_fn is None:
+        if outer.extra_args.get("grad_fn") is None:
             raise ValueError("sam in opaque mode needs update(..., grad_fn=(params, i) -> grads)")
         worse, grads, adv_state = params, updates, state.adv_state
         for i in range(self.sync_period - 1):
-            uphill, adv_state = self.climb(grads, adv_state, worse)
+            uphill, adv_state = self.climb(outer, grads, adv_state, worse)
             worse = apply_updates(worse, uphill)
-            grads = grad_fn(worse, i)
-            if self.batch_axis_name is not None:
-                grads = jax.lax.pmean(grads, self.batch_axis_name)
+            # A leaf without a gradient in this step neither climbs nor moves.
+            grads = map_present(lambda u, g: g, updates, self.gradient(outer, worse, i))
         grads = grads if self.blend is None else self.blend(updates, grads)
         if self.reset_state:
             adv_state = self.adversary.init(whole_of(params))
         new, opt_state = outer(grads, state.opt_state, params, grad_fn=None)
         return new, state._replace(opt_state=opt_state, adv_state=adv_state)
+
+
+def _weight(outer: InnerStep) -> dict[str, Any]:
+    """The weight of this device's gradients, which aggregations read, if there is one."""
+    return {name: outer.extra_args[name] for name in ("weight",) if name in outer.extra_args}
 
 
 def _sharpness_aware(
@@ -185,13 +203,15 @@ def sam(
 
     Args:
         optimizer: the optimizer of the parameters.
-        adv_optimizer: the optimizer whose updates, with their sign reversed, climb.
+        adv_optimizer: the optimizer whose updates, with their sign reversed, climb. It gets the
+            extra argument ``weight`` alone.
         sync_period: calls for one step of `optimizer`, at least 1; the other calls climb.
         reset_state: restart `adv_optimizer` after each step of `optimizer`.
         opaque_mode: climb inside one call of ``update``, which then needs an extra argument
             ``grad_fn``, ``(params, i) -> gradients``, and makes a whole step. Otherwise every call
             makes one move, and between the steps the parameters are the worse ones.
-        batch_axis_name: in opaque mode, an axis over which to average the gradients.
+        batch_axis_name: in opaque mode, an axis over which to average the gradients of ``grad_fn``,
+            each device's of its own loss, by the extra argument ``weight`` if there is one.
 
     State: `SAMState`. `Rows` become whole tables. Where every call makes one move, a leaf must have
     a gradient in all calls of a round or in none: without one at the step, the leaf stays at the

@@ -23,6 +23,7 @@ from gradtx.numerics import (
     cast,
     divide,
     increment,
+    own_copy,
     real_dtype,
     widen,
 )
@@ -178,7 +179,7 @@ def schedule_free(
         reals = [real_dtype(jnp.result_type(float, p)) for p in jax.tree.leaves(params)]
         dtype = jnp.result_type(jnp.float32, *reals)
         return ScheduleFreeState(
-            b1=_at(b1, 0, dtype),
+            b1=own_copy(_at(b1, 0, dtype)),
             weight_sum=jnp.zeros([], dtype),
             step_count=jnp.ones([], jnp.int32),
             max_lr=jnp.zeros([], dtype),

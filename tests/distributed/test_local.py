@@ -184,5 +184,8 @@ def test_a_device_of_weight_0_in_local_sgd():
         p = jnp.float32(0.0)
         return p + tx.update(g, tx.init(p), p, weight=weight)[0]
 
-    found = jax.vmap(step, axis_name="d")(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([1.0, 0, 1]))
+    of_all = jax.vmap(step, axis_name="d")
+    found = of_all(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([1.0, 0, 1]))
     assert found[0] == found[2] == -2.0
+    alone = of_all(jnp.array([1.0, 2.0, 3.0]), jnp.zeros(3))
+    np.testing.assert_array_equal(alone, [-1.0, -2.0, -3.0])

@@ -140,3 +140,16 @@ def test_a_message_in_every_step_is_in_no_branch_and_waits_for_no_gradient():
             known |= set(equation.outvars)
     assert len(sums) == 1
     assert not known & set(sums[0].outvars)
+
+
+def test_a_leaf_without_a_gradient_where_its_fragment_is_sent():
+    """Its second entry never has a gradient but 0: no change of another fragment moves it."""
+    outer = gradtx.sgd(1.0)
+    tx = gradtx.streaming_diloco(gradtx.sgd(0.1), outer, 4, "d", fragments=2, delay=1)
+    p = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    state = tx.init(p)
+    for t in range(1, 6):
+        grads = {"a": jnp.ones(2), "b": None if t == 4 else jnp.array([1.0, 0.0])}
+        updates, state = tx.update(grads, state, p)
+        p = gradtx.apply_updates(p, updates)
+    assert p["b"][1] == state.anchor["b"].ravel()[1] == 0

@@ -1,5 +1,7 @@
 """Loss scaling, by hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,21 @@ def test_the_scale_falls_at_once_and_rises_after_a_period():
         updates.append(float(u[0]))
     assert scales == [8.0, 2.0, 1.5, 1.5, 6.0, 6.0]
     assert updates == [-1.0, 0.0, 0.0, -1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    "skip",
+    [
+        gradtx.skip_not_finite,
+        functools.partial(gradtx.skip_large_updates, max_squared_norm=1e9),
+    ],
+)
+def test_a_scale_that_would_see_nothing_that_is_not_finite_is_refused(skip):
+    scaled = gradtx.dynamic_loss_scale(gradtx.sgd(0.1))
+    tx = gradtx.accumulate(scaled, 2, should_skip_update_fn=skip)
+    with pytest.raises(ValueError, match=r"dynamic_loss_scale is inside.*skip_"):
+        tx.init(jnp.zeros(1))
+    gradtx.accumulate(scaled, 2).init(jnp.zeros(1))
 
 
 def test_the_scale_never_leaves_the_normal_numbers():

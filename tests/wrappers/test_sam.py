@@ -150,6 +150,20 @@ def test_gradients_are_averaged_over_the_batch_axis():
     np.testing.assert_array_equal(updates[0], updates[1])
 
 
+@pytest.mark.parametrize("make", [gradtx.sam, gradtx.gsam])
+def test_a_leaf_without_a_gradient_rests_in_opaque_mode(make):
+    tx = make(gradtx.sgd(0.1), gradtx.sgd(0.1), opaque_mode=True)
+    p = {"a": P, "b": P}
+
+    def of_all(p, i):
+        return jax.grad(lambda p: loss(p["a"]) + loss(p["b"]))(p)
+
+    updates, _ = tx.update({"a": grad(P), "b": None}, tx.init(p), p, grad_fn=of_all)
+    want, _ = tx.update(grad(P), tx.init(P), P, grad_fn=lambda q, i: grad(q))
+    assert updates["b"] is None
+    np.testing.assert_allclose(updates["a"], want, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_leaf_that_loses_its_gradient_keeps_the_state():
     tx = gradtx.gsam(gradtx.adam(0.1), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.1)))
