@@ -215,6 +215,12 @@ def test_a_picture_has_the_same_room_for_each_schedule(capsys, monkeypatch):
     ]
 
 
+def test_parameters_of_64_bits_need_them(capsys):
+    code, _, err = run(capsys, "describe", "adam(0.1)", "--params", "w=10:float64")
+    assert code
+    assert "JAX_ENABLE_X64=1" in err
+
+
 def test_a_picture_needs_matplotlib(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, _, err = run(capsys, "plot", "constant_schedule(1.0)", "--png", "x.png")

@@ -130,6 +130,8 @@ def _leaf(text: str) -> jax.ShapeDtypeStruct:
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"{text!r:.80} is not a shape: write 512x2048, or 512x2048:bfloat16")
     kind = jnp.dtype(SHORT_NAMES.get(dtype, dtype or "float32"))
+    if jax.dtypes.canonicalize_dtype(kind) != kind:
+        raise ValueError(f"{text!r:.80} has 64 bits: set JAX_ENABLE_X64=1 in the environment")
     return jax.ShapeDtypeStruct(tuple(map(int, parts)), kind)
 
 

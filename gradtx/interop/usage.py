@@ -73,7 +73,8 @@ def uses(source: str | bytes) -> list[Use]:
 def read(path: Path) -> Reading:
     """The names of Optax that a Python file or a notebook uses, and faults in the file.
 
-    Text that is no Python is a fault if a name of Optax may stand in it.
+    Text that is no Python is a fault if a name of Optax may stand in it, and so is an import of all
+    names of Optax, by which the uses are not seen.
     """
     try:
         if not path.is_file():
@@ -96,7 +97,12 @@ def read(path: Path) -> Reading:
     reading = _reading(trees)
     nodes = (node for _, tree in trees for node in ast.walk(tree)) if unread else ()
     names = {"optax", *(local for node in nodes for local, _, _ in _imports(node))}
-    faults: list[str] = []
+    faults = [
+        f"{f'cell {use.cell}, ' if use.cell else ''}line {use.line}: `import *` does not say which "
+        "names are Optax's; import optax, or the names"
+        for use in reading.uses
+        if use.name.rpartition(".")[2] == "*"
+    ]
     notes: list[str] = []
     for text, words in unread:
         (faults if any(name in text for name in names) else notes).append(words)

@@ -29,8 +29,12 @@ def check_floating(where: str, **arrays: Array) -> None:
             raise TypeError(f"{where}: {name} must be floating-point, not {x.dtype}")
 
 
-def real(x: Any) -> Array:
+def real(x: Any, beside: Any = jnp.float32) -> Array:
     """Numbers of any real type, or booleans, as floating-point ones in float32 or wider.
+
+    Args:
+        x: the numbers.
+        beside: the type that integers and booleans get, float32 or wider.
 
     Raises:
         TypeError: they are complex, and would lose their imaginary part.
@@ -38,7 +42,7 @@ def real(x: Any) -> Array:
     x = jnp.asarray(x)
     if jnp.iscomplexobj(x):
         raise TypeError(f"a loss takes real labels, targets and scores, not {x.dtype}")
-    return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+    return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(beside)
 
 
 def check_shapes(where: str, **arrays: Any) -> None:

@@ -82,7 +82,8 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
         A number; 0 if there is no positive pair.
 
     Raises:
-        ValueError: labels have not one dimension, or are not as many as embeddings.
+        ValueError: embeddings have not two dimensions, or labels not one; or there are not as many
+            labels as embeddings.
 
     Source: T. Chen et al., A Simple Framework for Contrastive Learning of Visual Representations,
     2020, arXiv:2002.05709.
@@ -93,6 +94,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
     """
     (x,) = floating("ntxent", embeddings=embeddings)
     y = jnp.asarray(labels)
+    check_rank("ntxent", 2, embeddings=x)
     check_rank("ntxent", 1, labels=y)
     if y.shape[:1] != x.shape[:1]:
         raise ValueError(f"ntxent: {x.shape[:1]} embeddings, but {y.shape[:1]} labels")

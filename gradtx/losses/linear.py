@@ -78,7 +78,8 @@ def linear_softmax_cross_entropy(
         labels: :math:`y`, integers from 0 to the number of words - 1, ``(...)``. A label that is
             too large gives NaN; one below 0 counts from the end, as an index does.
         bias: :math:`b`, ``(words,)``; -inf for a word that is only padding.
-        where: which tokens count, ``(...)``; the others cost 0.
+        where: which tokens count, ``(...)``; the others cost 0. Their inputs must be finite, or the
+            gradient of the weights is NaN.
         z_loss: :math:`\zeta`, which keeps the logarithm of the sum near 0; PaLM takes 1e-4.
         vocabulary_axis: 1 if the weights are ``(features, words)``, as in a dense layer's kernel.
         axis_name: the axis over which words are sharded, or several: of a ``shard_map`` that this

@@ -111,4 +111,4 @@ def log_cosh(predictions: Any, targets: Any | None = None) -> Array:
 
 def _errors(where: str, predictions: Any, targets: Any | None) -> Array:
     (x,) = floating(where, predictions=predictions)
-    return x if targets is None else x - real(targets)
+    return x if targets is None else x - real(targets, x.dtype)

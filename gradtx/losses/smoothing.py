@@ -16,7 +16,8 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any | None
         labels: :math:`y`, floating-point.
         alpha: :math:`\alpha` between 0 and 1.
         axis: the axis or axes of the :math:`n` classes.
-        where: which classes count.
+        where: which classes `n` counts, broadcast to the shape of the labels. The others get the
+            same share, as in Optax, and are to be left out of the loss.
 
     Returns:
         The smoothed labels, of the same type.
@@ -27,5 +28,6 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any | None
     [0.75, 0.25]
     """
     (y,) = floating("smooth_labels", labels=labels)
-    n = jnp.size(y, axis) if where is None else jnp.sum(jnp.asarray(where), axis, keepdims=True)
+    counts = jnp.broadcast_to(True if where is None else jnp.asarray(where, bool), y.shape)
+    n = jnp.sum(counts, axis, keepdims=True)
     return ((1 - alpha) * y + alpha / jnp.maximum(n, 1)).astype(jnp.asarray(labels).dtype)

@@ -89,6 +89,13 @@ def _check_sum(
 def _on_section(x: Array, low: Array, high: Array, w: Array, c: Array) -> Array:
     top = jnp.max(jnp.abs(jax.lax.stop_gradient(w)))
     w, c = divide(w, top), divide(c, top)
+    # Far from the box the values of tau are rounded as x is: a first one brings x near.
+    _, first = _searched(*jax.lax.stop_gradient((x, low, high, w, c)))
+    return _searched(x + first * w, low, high, w, c)[0]
+
+
+def _searched(x: Array, low: Array, high: Array, w: Array, c: Array) -> tuple[Array, Array]:
+    """The point of the section, and a finite value of tau for it."""
     # Where tau comes from below, and where it goes to, each entry of x + tau w meets a bound.
     start, end = jnp.where(w > 0, low, high), jnp.where(w > 0, high, low)
     fixed = jax.lax.stop_gradient((x, low, high, w))
@@ -105,7 +112,12 @@ def _on_section(x: Array, low: Array, high: Array, w: Array, c: Array) -> Array:
     weight = jnp.where(free, w, 0)
     free_values = jnp.where(free, jnp.where(w == 0, jnp.clip(x, low, high), x), 0)
     tau = divide(c - jnp.sum(w * bound) - jnp.sum(weight * free_values), jnp.sum(weight * weight))
-    return jnp.where(free, jnp.clip(x + tau * w, low, high), bound)
+    moved = x + tau * w
+    # An entry at its bound that is free counts as free in the derivative too.
+    moved = moved + jax.lax.stop_gradient(jnp.clip(moved, low, high) - moved)
+    inside = jnp.where(w == 0, jnp.clip(x, low, high), moved)
+    known = jnp.where(jnp.isfinite(before), before, jnp.where(jnp.isfinite(after), after, 0))
+    return jnp.where(free, inside, bound), jnp.where(jnp.any(weight != 0), tau, known)
 
 
 def _neighbours(

@@ -30,10 +30,10 @@ def threshold(near: list[Array], scale: Any) -> Array:
     dtype = jnp.result_type(*near)
     fixed = jax.lax.stop_gradient(near)
 
-    def sums(values: list[Array], theta: Array) -> tuple[Array, Array]:
+    def sums(values: list[Array], theta: Array, compare: Any) -> tuple[Array, Array]:
         total, count = jnp.zeros([], dtype), jnp.zeros([], jnp.int32)
         for x, v in zip(fixed, values, strict=True):
-            above = x >= theta
+            above = compare(x, theta)
             total = total + jnp.sum(jnp.where(above, v, 0))
             count = count + jnp.sum(above, dtype=jnp.int32)
         # XLA may compute the largest entry twice, rounded otherwise, and then none is above it.
@@ -45,15 +45,16 @@ def threshold(near: list[Array], scale: Any) -> Array:
 
     def narrow(carry: Any) -> Any:
         theta, before, _ = carry
-        total, count = sums(fixed, theta)
+        total, count = sums(fixed, theta, jnp.greater_equal)
         return (total - fixed_scale) / count, count, before
 
     size = sum(x.size for x in near)
     fixed_scale = jax.lax.stop_gradient(jnp.asarray(scale, dtype))
     start = -fixed_scale, jnp.int32(size + 1), jnp.int32(size + 2)
     theta, _, _ = jax.lax.while_loop(shrinks, narrow, start)
-    # Given which entries are above it, theta is a mean, which can be differentiated.
-    total, count = sums(near, theta)
+    # Given which entries are above it, theta is a mean, which can be differentiated. An entry at
+    # theta does not move, and so does not count.
+    total, count = sums(near, theta, jnp.greater)
     return (total - jnp.asarray(scale, dtype)) / count
 
 
@@ -76,14 +77,21 @@ def _on_sparse_simplex(xs: list[Array], scale: Any, max_nz: int) -> list[Array]:
 
 def _on_sphere(xs: list[Array], scale: Any) -> list[Array]:
     parts = _on_simplex([jnp.abs(x) for x in xs], scale)
-    signs = [jnp.where(x == 0, 1, jnp.sign(x)) for x in xs]
-    return [sign * part for sign, part in zip(signs, parts, strict=True)]
+    return [_direction(x) * part for x, part in zip(xs, parts, strict=True)]
+
+
+def _direction(x: Array) -> Array:
+    """The sign, or the phase; 1 for 0. The sign of a complex number has no derivative in JAX."""
+    x = jnp.where(x == 0, 1, x)
+    return x / jnp.abs(x) if jnp.iscomplexobj(x) else jnp.sign(x)
 
 
 def _in_ball(xs: list[Array], scale: Any) -> list[Array]:
     in_ball = sum(jnp.sum(jnp.abs(x)) for x in xs) <= scale
-    # Outside the ball the nearest point is on the sphere.
-    return [jnp.where(in_ball, x, y) for x, y in zip(xs, _on_sphere(xs, scale), strict=True)]
+    # Outside the ball the nearest point is on the sphere. An infinite radius would be multiplied by
+    # 0 in the derivative.
+    finite = jnp.minimum(scale, jnp.finfo(jnp.result_type(*xs)).max)
+    return [jnp.where(in_ball, x, y) for x, y in zip(xs, _on_sphere(xs, finite), strict=True)]
 
 
 def _nearest(

@@ -129,8 +129,8 @@ def _growing(count: Any, first: Any, t_mul: Any) -> tuple[Any, Any]:
         log = restart * rate
         grown = jnp.where(log < 1, jnp.expm1(log), raised(t_mul, restart) - 1)
         at = first * grown / (t_mul - 1)
-        whole = jnp.round(at)
-        return jnp.where(jnp.abs(at - whole) <= 1e-5 * whole, whole, at)  # all but for rounding
+        whole, rounding = jnp.round(at), 16 * jnp.finfo(at.dtype).eps
+        return jnp.where(jnp.abs(at - whole) <= rounding * whole, whole, at)
 
     rate = log_of(t_mul)
     restart = jnp.floor(jnp.log1p(quotient(count, first) * (t_mul - 1)) / rate)

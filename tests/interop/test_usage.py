@@ -361,6 +361,12 @@ def test_regular_files_of_the_folder_alone_are_read(tmp_path, capsys):
     assert "large.py: cannot be read: it has more than" in checked(capsys, inside)[2]
 
 
+def test_names_that_a_star_imports_are_not_read(tmp_path, capsys):
+    (tmp_path / "a.py").write_text("import math\nfrom optax import *\nx = nnls(A, b)\n")
+    assert main(["check", str(tmp_path)]) == 1
+    assert "a.py: cannot be read: line 2: `import *`" in capsys.readouterr().err
+
+
 def test_what_cannot_be_read(tmp_path, capsys):
     (tmp_path / "old.py").write_text("import optax\nprint 'hello'\n")
     assert main(["check", str(tmp_path)]) == 1

@@ -109,3 +109,29 @@ def test_labels_of_any_integer_type(kind):
     want = losses.ctc_loss(x, *rest)
     found = losses.ctc_loss(x, rest[0], rest[1].astype(kind), rest[2])
     np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("name", ["squared_error", "l2_loss", "huber_loss", "log_cosh"])
+def test_large_integers_beside_float64(name):
+    with jax.enable_x64(True):
+        x, y = jnp.array([16777217.0, 1.7e9 + 1]), jnp.array([16777217, 1_700_000_001])
+        np.testing.assert_array_equal(getattr(losses, name)(x, y), 0)
+        np.testing.assert_array_equal(losses.absolute_error(x, y), 0)
+
+
+def test_a_mask_of_classes_is_broadcast_before_they_are_counted():
+    y = jnp.eye(2, 4)
+    got = losses.smooth_labels(y, 0.4, where=jnp.ones((2, 1), bool))
+    np.testing.assert_array_equal(got, losses.smooth_labels(y, 0.4))
+
+
+def test_weights_with_more_dimensions_than_logits():
+    x, y = jnp.array([0.0, 2.0, -1.0]), jnp.array([1.0, 0.0, 1.0])
+    want = losses.sigmoid_focal_loss(x, y, alpha=0.25)
+    got = losses.sigmoid_focal_loss(x, y, alpha=jnp.full((2, 3), 0.25))
+    np.testing.assert_array_equal(got, [want, want])
+
+
+def test_embeddings_without_features_are_refused():
+    with pytest.raises(ValueError, match="embeddings must have 2 dimensions"):
+        losses.ntxent(jnp.ones(4), jnp.array([0, 0, 1, 1]))

@@ -141,3 +141,11 @@ def test_normals_of_integers_and_of_complex_numbers():
     for project in (pr.projection_hyperplane, pr.projection_halfspace):
         with pytest.raises(TypeError, match="at 'w' a is complex and x is real"):
             project({"w": x}, {"w": jnp.array([1j, 1.0])}, 0.0)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e7, 1e8])
+def test_entries_that_are_large_beside_the_box(size):
+    """Their distances to its bounds are rounded as they are."""
+    for width in (1.0, 1e-4):
+        y = section(jnp.full(3, size), 0.0, width, 1.0, width)
+        np.testing.assert_allclose(y, width / 3, rtol=1e-6)

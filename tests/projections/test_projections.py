@@ -304,6 +304,8 @@ EMPTY = [
     (pr.projection_affine_set, (X, X[None], 1.0), "b must be a vector"),
     (pr.projection_affine_set, (X, jnp.ones((2, 2, 3)), jnp.arange(2.0)), "no point solves all 2"),
     (pr.projection_affine_set, ({}, {}, jnp.ones(1)), "empty"),
+    (pr.projection_max_norm, (X, jnp.ones(3)), "max_value must be one number"),
+    (lambda x: pr.projection_min_max_norm(x, rate=jnp.ones(3)), (X,), "rate must be one number"),
     (pr.projection_box_section, (X, 1.0, 0.0, 1.0, 1.0), "the box is empty"),
     (pr.projection_box_section, (X, 0.0, 1.0, X, 6.1), "empty for c=6.1: .* from 0 to 6"),
     (pr.projection_box_section, (X, 0.0, np.inf, -X, 0.1), "from -inf to 0"),

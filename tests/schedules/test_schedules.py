@@ -241,6 +241,12 @@ def test_a_restart_is_not_early_where_a_logarithm_is_rounded():
     assert schedule(falls_due) == 1
 
 
+@pytest.mark.parametrize(("first", "t_mul", "count"), [(1001, 1.25, 11270), (10, 1.5, 66485)])
+def test_a_restart_between_steps_is_at_the_later_one(first, t_mul, count):
+    schedule = gradtx.cosine_restarts_schedule(1.0, first, t_mul)
+    np.testing.assert_allclose([schedule(count), schedule(count + 1)], [0, 1], atol=1e-6)
+
+
 @pytest.mark.quick(8)
 @every
 def test_finite_from_the_first_step_to_the_last(name):
