@@ -1,6 +1,7 @@
 """Aggregation: the mean, or the sum, of the gradients of many devices."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -210,6 +211,11 @@ def message_bytes(params: Params) -> int:
     return sum(
         math.prod(p.shape) * compute_dtype(p.dtype).itemsize for p in jax.tree.leaves(params)
     )
+
+
+def weight_among(extra_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the extra arguments the weight alone, if it is given."""
+    return {name: extra_args[name] for name in ("weight",) if name in extra_args}
 
 
 def own_weight(weight: Any) -> Any:

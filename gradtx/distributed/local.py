@@ -15,7 +15,7 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.distributed.aggregation import aggregate, message_bytes
+from gradtx.distributed.aggregation import aggregate, message_bytes, weight_among
 from gradtx.engine.lift import needed
 from gradtx.inspection.description import communications, sent
 from gradtx.leaves.paths import is_leaf, map_present
@@ -99,7 +99,7 @@ class Outer:
         self, change: PyTree, state: State, anchor: PyTree, extra_args: dict[str, Any]
     ) -> tuple[Updates, State]:
         """The change to add to the anchor, from this device's change, and the new state."""
-        weight = {n: extra_args[n] for n in ("weight",) if n in extra_args}
+        weight = weight_among(extra_args)
         if self._mean is not None:
             change, _ = self._mean.update(change, EmptyState(), **weight)
         step, new = self.tx.update(change, state, anchor, **weight)

@@ -12,7 +12,7 @@ from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.distributed.aggregation import aggregate
+from gradtx.distributed.aggregation import aggregate, weight_among
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import dense
@@ -81,7 +81,9 @@ class _SharpnessAware(NamedTuple):
         self, outer: InnerStep, updates: Updates, state: State, params: Params
     ) -> tuple[Updates, State]:
         """The adversary's updates, with their sign reversed."""
-        against, state = self.adversary.update(updates, state, params, **_weight(outer))
+        against, state = self.adversary.update(
+            updates, state, params, **weight_among(outer.extra_args)
+        )
         return tree.scale(-1, against), state
 
     def gradient(self, outer: InnerStep, params: Params, i: int) -> Updates:
@@ -93,7 +95,7 @@ class _SharpnessAware(NamedTuple):
         differing = tracked(axes_of(self.batch_axis_name))
         own = grad_fn(jax.tree.map(lambda p: vary(p, differing), params), i)
         mean = aggregate(self.batch_axis_name)
-        return mean.update(own, EmptyState(), **_weight(outer))[0]
+        return mean.update(own, EmptyState(), **weight_among(outer.extra_args))[0]
 
     def transparent(
         self, outer: InnerStep, updates: Updates, state: Any, params: Params
@@ -144,11 +146,6 @@ class _SharpnessAware(NamedTuple):
             adv_state = self.adversary.init(whole_of(params))
         new, opt_state = outer(grads, state.opt_state, params, grad_fn=None)
         return new, state._replace(opt_state=opt_state, adv_state=adv_state)
-
-
-def _weight(outer: InnerStep) -> dict[str, Any]:
-    """The weight of this device's gradients, which aggregations read, if there is one."""
-    return {name: outer.extra_args[name] for name in ("weight",) if name in outer.extra_args}
 
 
 def _sharpness_aware(
