@@ -70,9 +70,8 @@ def sigmoid_focal_loss(
     [0.173286..., 3.00...e-07]
     """
     (x,) = floating("sigmoid_focal_loss", logits=logits)
-    x, y = jnp.broadcast_arrays(x, real(labels))
+    x, y, _ = jnp.broadcast_arrays(x, real(labels), 0.0 if alpha is None else alpha)
     weight = 1.0 if alpha is None else alpha * y + (1 - alpha) * (1 - y)
-    x, y, weight = jnp.broadcast_arrays(x, y, weight)
     # An entry of weight 0 has no loss and no gradient, at an infinite logit too.
     x = jnp.where(weight == 0, 0, x)
     # At an infinite logit the logarithm's gradient would be NaN.

@@ -28,6 +28,7 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any | None
     [0.75, 0.25]
     """
     (y,) = floating("smooth_labels", labels=labels)
-    counts = jnp.broadcast_to(True if where is None else jnp.asarray(where, bool), y.shape)
-    n = jnp.sum(counts, axis, keepdims=True)
+    n: Any = jnp.size(y, axis)
+    if where is not None:
+        n = jnp.sum(jnp.broadcast_to(jnp.asarray(where, bool), y.shape), axis, keepdims=True)
     return ((1 - alpha) * y + alpha / jnp.maximum(n, 1)).astype(jnp.asarray(labels).dtype)

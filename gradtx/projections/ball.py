@@ -63,9 +63,8 @@ def projection_l2_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     leaves.check_scale(name, scale)
     xs = leaves.arrays(name, tree)
     unit, norm = _unit(xs)
-
-    def moved(u: Array, x: Array) -> Array:
-        # An infinite radius would be multiplied by 0 in the derivative.
-        return jnp.where(norm <= scale, x, jnp.minimum(scale, jnp.finfo(x.dtype).max) * u)
-
-    return leaves.rebuild(tree, [moved(u, x) for u, x in zip(unit, xs, strict=True)])
+    moved = [
+        jnp.where(norm <= scale, x, leaves.finite(scale, x.dtype) * u)
+        for u, x in zip(unit, xs, strict=True)
+    ]
+    return leaves.rebuild(tree, moved)

@@ -98,9 +98,7 @@ def projection_linf_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     def on_leaf(x: Array) -> Array:
         if jnp.iscomplexobj(x):
             size = jnp.abs(x)
-            # An infinite radius would be multiplied by 0 in the derivative.
-            finite = jnp.minimum(scale, jnp.finfo(x.dtype).max)
-            return jnp.where(size > scale, divide(x, size) * finite, x)
+            return jnp.where(size > scale, divide(x, size) * leaves.finite(scale, x.dtype), x)
         return jnp.clip(x, -scale, scale)
 
     return leaves.each("projection_linf_ball", on_leaf, tree, real=False)

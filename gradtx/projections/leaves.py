@@ -13,7 +13,7 @@ from gradtx.leaves.paths import aligned, leaves_with_path, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.numerics import widen
 from gradtx.programs.tracing import is_tracer
-from gradtx.types import Array, PyTree, TreeT
+from gradtx.types import Array, DType, PyTree, TreeT
 
 # One axis of a leaf, several, or all.
 Axis: TypeAlias = int | Sequence[int] | None
@@ -165,6 +165,11 @@ def check_scale(name: str, scale: Any) -> None:
         raise ValueError(f"{name}: scale must be a number, not an array of {np.shape(scale)}")
     if known(scale) and not scale >= 0:
         raise ValueError(f"{name}: the set is empty for scale={scale}, which must be at least 0")
+
+
+def finite(scale: Any, dtype: DType) -> Array:
+    """A radius that is finite in a type: a derivative may multiply an infinite one by 0."""
+    return jnp.minimum(scale, jnp.finfo(dtype).max)
 
 
 def highest(leaves: Sequence[Array]) -> Array:

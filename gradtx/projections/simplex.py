@@ -88,10 +88,9 @@ def _direction(x: Array) -> Array:
 
 def _in_ball(xs: list[Array], scale: Any) -> list[Array]:
     in_ball = sum(jnp.sum(jnp.abs(x)) for x in xs) <= scale
-    # Outside the ball the nearest point is on the sphere. An infinite radius would be multiplied by
-    # 0 in the derivative.
-    finite = jnp.minimum(scale, jnp.finfo(jnp.result_type(*xs)).max)
-    return [jnp.where(in_ball, x, y) for x, y in zip(xs, _on_sphere(xs, finite), strict=True)]
+    # Outside the ball the nearest point is on the sphere.
+    on_sphere = _on_sphere(xs, leaves.finite(scale, jnp.result_type(*xs)))
+    return [jnp.where(in_ball, x, y) for x, y in zip(xs, on_sphere, strict=True)]
 
 
 def _nearest(

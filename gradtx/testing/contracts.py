@@ -148,46 +148,42 @@ def _with_numpy(tree: Any) -> Any:
 
 @contract("None leaves", "stay None, and change no other update")
 def _absent_leaves_stay_absent(t: Trial) -> None:
-    beside = _with_a_leaf(t)
-    updates, _ = t.eager(beside(t.params, None), [beside(t.gradient, None)])
-    if (absent := updates[0].get(_BESIDE)) is not None:
+    params, gradient = _with_a_leaf(t, None)
+    (updates,), _ = t.eager(params, [gradient])
+    if (absent := updates.get(_BESIDE)) is not None:
         raise Broken(f"the update of a leaf that is None is {absent!r:.80}")
-
-    def without(tree: Any) -> Any:
-        return {name: x for name, x in tree.items() if name != _BESIDE}
-
-    want, _ = t.eager(without(beside(t.params, None)), [without(beside(t.gradient, None))])
-    _require_same("with it and without", values_differ(without(updates[0]), want[0]))
+    (want,), _ = t.eager(_in_dict(t.params), [_in_dict(t.gradient)])
+    _require_same("with it and without", values_differ(updates, {**want, _BESIDE: None}))
 
 
 @contract("leaves without entries", "are taken, and leave the others finite")
 def _empty_leaves_are_taken(t: Trial) -> None:
     if forms_differ(shapes(t.params), shapes(t.gradient)):
         raise DoesNotApply("the gradients are not like the parameters")
-    empty, beside = jnp.zeros((0, 3), jnp.float32), _with_a_leaf(t)
-    updates, _ = t.eager(beside(t.params, empty), [beside(t.gradient, empty)])
-    _require_same("its update", forms_differ(shapes(empty), shapes(updates[0][_BESIDE])))
+    empty = jnp.zeros((0, 3), jnp.float32)
+    params, gradient = _with_a_leaf(t, empty)
+    (updates,), _ = t.eager(params, [gradient])
+    _require_same("its update", forms_differ(shapes(empty), shapes(updates[_BESIDE])))
     _require_same("beside it", not_finite(updates))
 
 
 _BESIDE = "a leaf beside"
 
 
-def _with_a_leaf(t: Trial) -> Callable[[Any, Any], dict[str, Any]]:
-    """``(tree, leaf) -> dict``, which adds a leaf to the parameters, or to what is like them.
-
-    The leaves of a dict keep their paths, by which the transformation may find them.
-    """
-
-    def beside(tree: Any, leaf: Any) -> dict[str, Any]:
-        named = isinstance(tree, dict) and all(isinstance(key, str) for key in tree)
-        return {**(tree if named else {"tree": tree}), _BESIDE: leaf}
-
+def _with_a_leaf(t: Trial, leaf: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters and the gradients with a leaf more."""
+    params, gradient = _in_dict(t.params), _in_dict(t.gradient)
     try:
-        t.tx.init(beside(t.params, jnp.ones((3, 2))))
+        t.tx.init({**params, _BESIDE: jnp.ones((3, 2))})
     except (TypeError, ValueError) as error:  # it finds leaves by their paths
         raise DoesNotApply("it takes no tree with another leaf") from error
-    return beside
+    return {**params, _BESIDE: leaf}, {**gradient, _BESIDE: leaf}
+
+
+def _in_dict(tree: Any) -> dict[str, Any]:
+    """A dict as it is, so that its leaves keep the paths by which they are found; others in one."""
+    named = isinstance(tree, dict) and all(isinstance(key, str) for key in tree)
+    return tree if named else {"tree": tree}
 
 
 @contract("scope", "a rule of entries or rows treats each alone")
