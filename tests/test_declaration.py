@@ -255,6 +255,8 @@ def test_an_unknown_argument_has_a_hint(given, says):
 def test_integers_that_jax_may_not_hold_become_floats():
     kinds = {n: type(_number(n)) for n in (2**31 - 1, 1 - 2**31, 2**31, -(2**31))}
     assert list(kinds.values()) == [int, int, float, float]
+    for n in (np.uint32(2**31 + 5), np.uint64(2**40)):
+        assert gradtx.clip(n) == gradtx.clip(float(n)), "NumPy's number is negative in 32 bits"
 
 
 def test_arrays_in_a_repr():

@@ -18,10 +18,10 @@ from gradtx.core.pair import GradientTransformation, GradientTransformationExtra
 from gradtx.core.traits import Scope, StepFn, runs_steps
 from gradtx.engine.leaves import parameter
 from gradtx.leaves.paths import is_leaf
-from gradtx.leaves.rows import is_rows
+from gradtx.leaves.rows import Rows, is_rows
 from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import inside, loop_once_if
-from gradtx.programs.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer, vary, varying_axes
 from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
 
 
@@ -37,8 +37,7 @@ class Decision(NamedTuple):
         extra_args: the extra arguments of `tx`.
         gradients: ``turn -> gradients``, the gradients that `tx` sees, computed inside the loop
             (see :func:`inside`); None for the gradients that the gate sees.
-        otherwise: ``run -> updates``, the updates if the step is not taken, where ``run()``
-            returns the results of a step; None for zeros.
+        otherwise: the updates if the step is not taken; None for updates that change nothing.
     """
 
     condition: Array
@@ -47,7 +46,7 @@ class Decision(NamedTuple):
     close: Callable[[State, Array], State]
     extra_args: dict[str, Any]
     gradients: Callable[[Array], Updates] | None = None
-    otherwise: Callable[[Callable[[], Any]], Updates] | None = None
+    otherwise: Updates | None = None
 
     def seen(self, updates: Updates, turn: Array) -> Updates:
         """The gradients that `tx` sees, computed inside of the loop in which it takes its step."""
@@ -104,10 +103,9 @@ def gate(
             return *decision.tx.update(seen, now[1], at, **decision.extra_args), jnp.array(True)
 
         state_and_taken = decision.state, jnp.array(False)
-        if decision.otherwise is None:
-            rest = _zeros_like(updates)
-        else:
-            rest = decision.otherwise(lambda: run((None, *state_and_taken), jnp.int32(0)))
+        rest = decision.otherwise
+        if rest is None:
+            rest = _nothing_like(updates, lambda: run((None, *state_and_taken), jnp.int32(0))[0])
         select = anyway and _are_arrays(updates, decision.state)
         out, inner, taken = loop_once_if(
             decision.condition, run, (rest, *state_and_taken), anyway=select
@@ -129,6 +127,24 @@ def gate(
         return params, decision.close(inner, taken)
 
     return GradientTransformationExtraArgs(init, update, step if still else None, **traits)
+
+
+def _nothing_like(updates: Updates, run: Callable[[], Updates]) -> Updates:
+    """Updates that change nothing, of the types that `run` returns for `updates`."""
+    leaves = jax.tree.leaves(updates, is_leaf=is_rows)
+    if not any(is_rows(g) or varying_axes(jax.typeof(g)) for g in leaves):
+        return _zeros_like(updates)
+
+    # A table may be returned for rows, and for what differs between devices what they share.
+    def zeros(x: Any) -> Array:
+        return vary(jnp.zeros(x.shape, x.dtype), varying_axes(x))
+
+    def of(u: Any) -> Any:
+        if not is_rows(u):
+            return zeros(u)
+        return Rows(zeros(u.indices) + u.shape[0], zeros(u.values), u.shape)
+
+    return jax.tree.map(of, jax.eval_shape(run), is_leaf=is_rows)
 
 
 def _zeros_like(updates: Updates) -> Updates:

@@ -262,6 +262,8 @@ def _number(value: Any) -> Any:
     """A hyperparameter in a form to compute with."""
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         return float(value)  # JAX has no fractions, and fewer types than NumPy
+    if isinstance(value, np.integer):
+        value = int(value)
     if isinstance(value, int) and abs(value) >= 2**31:
         return float(value)  # an integer may be too large for JAX
     return as_schedule(signed(value))

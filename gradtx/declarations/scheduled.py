@@ -99,6 +99,7 @@ class Schedules:
                 "load_state_dict(tx, params, state_dict(state), strict=False) continues at its step"
             )
         evaluated = self.at(count)
+        evaluated.check_numbers()  # a schedule of a sweep, that nothing maps over
         if isinstance(state, ScheduledState):
             updates, inner = run(evaluated, state.inner_state)
             return updates, ScheduledState(increment(count), inner)

@@ -231,7 +231,7 @@ def _losses(
     arrays = (x, w, b, y - first.astype(y.dtype), keep)
     differ = frozenset().union(*(varying_axes(jax.typeof(v)) for v in jax.tree.leaves(arrays)))
     # All vary alike inside: JAX then sums the gradients of arrays that do not, where it is marked.
-    arrays = jax.tree.map(lambda v: vary(v, differ), arrays)
+    arrays = vary(arrays, differ)
     largest, log_sum, loss = _sums(plan.axis, chunk, *arrays)
     largest = jax.lax.stop_gradient(largest)
     if over:
@@ -330,7 +330,7 @@ def _forward(
         return largest, rest, chosen
 
     axes = varying_axes(jax.typeof(x))
-    start = tuple(vary(jnp.full(y.shape, v, kind), axes) for v in (least, -1, 0))
+    start = vary(tuple(jnp.full(y.shape, v, kind) for v in (least, -1, 0)), axes)
     largest, rest, chosen = _over_chunks(add, start, w.shape[axis], chunk)
     nothing = rest == -1
     log_sum = jnp.log1p(jnp.where(nothing, 0, rest))
@@ -375,7 +375,7 @@ def _backward(axis: int, chunk: int, residuals: Any, slopes: _Sums) -> Any:
         jnp.zeros(w.shape, w.dtype),
         None if b is None else jnp.zeros(b.shape, b.dtype),
     )
-    start = jax.tree.map(lambda v: vary(v, axes), start)
+    start = vary(start, axes)
     dx, dw, db = _over_chunks(add, start, w.shape[axis], chunk)
     return dx.astype(x.dtype), dw, db, None, None
 

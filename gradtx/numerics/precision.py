@@ -120,13 +120,18 @@ def _is_tensor(kind: type) -> bool:
 def signed(x: Any) -> Any:
     """An unsigned or narrow integer array in the default type: differences and negatives wrapped.
 
+    An unsigned integer that this type does not reach becomes its largest.
+
     >>> -signed(np.uint8(3))
     np.int32(-3)
     """
     known = isinstance(x, jax.Array | np.ndarray | np.generic)
     if not known or not jnp.issubdtype(x.dtype, jnp.integer) or x.dtype in (jnp.int32, jnp.int64):
         return x
-    return x.astype(jnp.result_type(int))
+    dtype = jnp.result_type(int)
+    if jnp.iinfo(x.dtype).max > jnp.iinfo(dtype).max:
+        x = jnp.minimum(x, jnp.asarray(jnp.iinfo(dtype).max, x.dtype))
+    return x.astype(dtype)
 
 
 def widen(x: Array) -> Array:

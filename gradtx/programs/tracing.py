@@ -65,13 +65,17 @@ def tracked(axes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(filter(varies, axes))
 
 
-def vary(x: Any, axes: Iterable[str]) -> Any:
-    """`x`, marked as varying along these axes for the ``shard_map`` that it is in."""
-    axes = tuple(sorted(set(axes) - varying_axes(jax.typeof(x))))
-    if not axes:
-        return x
+def vary(tree: Any, axes: Iterable[str]) -> Any:
+    """The leaves of `tree`, marked as varying along these axes of the ``shard_map`` they are in."""
     lax: Any = jax.lax  # before jax 0.8.2 it has only pvary
-    return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)
+
+    def of(x: Any) -> Any:
+        new = tuple(sorted(set(axes) - varying_axes(jax.typeof(x))))
+        if not new:
+            return x
+        return lax.pcast(x, new, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, new)
+
+    return jax.tree.map(of, tree)
 
 
 def as_call(function: _F) -> _F:

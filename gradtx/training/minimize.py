@@ -216,7 +216,7 @@ def _differentiated(
         ValueError: `grad_loss` has another shape; the loss is reduced over one of the axes.
     """
     if axes:
-        trained = jax.tree.map(lambda p: vary(p, axes), trained)
+        trained = vary(trained, axes)
     value, pull, aux = vjp(loss, trained)
     _check_not_reduced(value, axes)
     seed = _seed(value, grad_loss, scale)

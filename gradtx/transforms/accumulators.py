@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx import tree
 from gradtx.engine.leaves import gradient
 from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, matches, path_string
 from gradtx.leaves.rows import Rows, index_dtype, is_rows
 from gradtx.numerics import accumulator_dtype, cast, divide, real_dtype, widen
-from gradtx.programs.tracing import vary, varying_axes
 from gradtx.types import Array, DType, Params, PyTree, Updates
 
 
@@ -167,22 +165,3 @@ def _fitting(path: Any, g: Any, a: Any) -> Any:
             "of accumulate"
         )
     return g
-
-
-def nothing_like(updates: Updates, run: Callable[[], Any]) -> Updates:
-    """Updates that change nothing, of the types that `run` returns for `updates`."""
-    alike = not any(
-        is_rows(g) or varying_axes(jax.typeof(g)) for g in jax.tree.leaves(updates, is_leaf=is_rows)
-    )
-    if alike:
-        return tree.zeros_like(updates)
-
-    def zeros(x: Any) -> Array:
-        return vary(jnp.zeros(x.shape, x.dtype), varying_axes(x))
-
-    def of(u: Any) -> Any:
-        if not is_rows(u):
-            return zeros(u)
-        return Rows(zeros(u.indices) + u.shape[0], zeros(u.values), u.shape)
-
-    return jax.tree.map(of, jax.eval_shape(run)[0], is_leaf=is_rows)

@@ -43,7 +43,6 @@ from gradtx.transforms.accumulators import (
     fitting,
     is_window,
     map_accumulated,
-    nothing_like,
 )
 from gradtx.types import Array, DType, InnerState, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.finite import skip_large_updates, skip_not_finite
@@ -302,7 +301,6 @@ def accumulating(inner: GradientTransformation, window: MicroBatches) -> Gradien
             close,
             extra_args,
             gradients,
-            otherwise=lambda run: nothing_like(updates, run),
         )
 
     return gate(

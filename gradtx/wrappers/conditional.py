@@ -57,7 +57,7 @@ def _conditionally(
         def close(inner_state: State, taken: Array) -> State:
             return state_class(step=increment(state.step), inner_state=inner_state)
 
-        rest = None if otherwise is None else lambda run: otherwise(updates)
+        rest = None if otherwise is None else otherwise(updates)
         return Decision(run, tx, state.inner_state, close, extra_args, otherwise=rest)
 
     return gate(init, decide, still=still)

@@ -94,7 +94,7 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
         first, between = inner_step(updates, state.inner_state, params, **extra_args)
         # Where they do not differ, JAX would sum the gradients of all devices.
         differing = tracked(reduced_axes(inner))
-        ahead = jax.tree.map(lambda p: vary(p, differing), apply_updates(trainable, first))
+        ahead = vary(apply_updates(trainable, first), differing)
         if grad_fn is None:
             value, grads = jax.value_and_grad(value_fn)(ahead)
             grads = conjugate(grads)

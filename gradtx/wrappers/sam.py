@@ -93,7 +93,7 @@ class _SharpnessAware(NamedTuple):
             return grad_fn(params, i)
         # Where they do not differ, JAX would sum the gradients of all devices.
         differing = tracked(axes_of(self.batch_axis_name))
-        own = grad_fn(jax.tree.map(lambda p: vary(p, differing), params), i)
+        own = grad_fn(vary(params, differing), i)
         mean = aggregate(self.batch_axis_name)
         return mean.update(own, EmptyState(), **weight_among(outer.extra_args))[0]
 

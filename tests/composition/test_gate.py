@@ -45,6 +45,29 @@ def test_a_step_is_the_update_applied(name):
         chex.assert_trees_all_close(one, two, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["accepting", "dynamic_loss_scale", "conditionally_mask"])
+def test_what_returns_tables_for_rows_changes_nothing_where_no_step_is_taken(name):
+    table = jnp.ones((4, 2))
+    tx = {
+        "accepting": lambda tx: gradtx.apply_if_finite(tx, 1, accept_at_limit=True),
+        "dynamic_loss_scale": lambda tx: gradtx.dynamic_loss_scale(tx, 1.0),
+        "conditionally_mask": lambda tx: gradtx.conditionally_mask(tx, lambda step: step != 1),
+    }[name](gradtx.lookahead(gradtx.sgd(0.1), 2, 0.5))
+
+    def path(update):
+        state, seen = tx.init(table), []
+        for row in (1.0, jnp.inf, 2.0):
+            rows = gradtx.Rows(jnp.array([1]), jnp.full((1, 2), row), table.shape)
+            updates, state = update(rows, state, table)
+            seen.append(updates)
+        return seen
+
+    compiled = path(jax.jit(tx.update))
+    chex.assert_trees_all_close(compiled, path(tx.update), rtol=1e-6)
+    np.testing.assert_array_equal(compiled[1], jnp.zeros_like(table))
+    assert np.all(np.stack([compiled[0][1], compiled[2][1]]) < 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["apply_if_finite", "accepting", "dynamic_loss_scale"])
 def test_an_update_that_chips_always_compute_is_the_same(name, monkeypatch):

@@ -81,6 +81,19 @@ def test_a_gate_in_a_shard_map(check_vma):
         assert scale == (LARGE / 2 if want == 1.0 else LARGE)
 
 
+@pytest.mark.parametrize("name", GATES)
+def test_updates_of_a_gate_in_a_shard_map_are_the_same_on_all_devices(name):
+    """Also where no step is taken: gradients differ between devices, and their mean does not."""
+    tx = GATES[name]()
+
+    def updates(x):
+        return tx.update({"w": x}, tx.init(START), START)[0]
+
+    mapped = jax.jit(jax.shard_map(updates, mesh=mesh(d=2), in_specs=P("d"), out_specs=P()))
+    np.testing.assert_allclose(mapped(jnp.array([LARGE, 3 * LARGE]))["w"], -0.2, rtol=1e-6)
+    np.testing.assert_array_equal(mapped(jnp.array([BAD, LARGE]))["w"], 0)
+
+
 def test_a_window_ends_on_all_devices():
     tx = gradtx.accumulate(mean_step(1.0), 2, noise_decay=0.9, up_to=8)
     quiet, noisy = [1.0] * 12, [9.0, -7.0] * 6
