@@ -51,7 +51,8 @@ def projection_transport(
     passes over the matrix a few dozen times. If differences within `x` are as large as the sums, 3
     to 50 steps are usual; if they are 10,000 times as large, or some sums a millionth of others, a
     few hundred. The sums of the longer side are always exact to rounding. Those of the shorter side
-    may be less exact than `tol` after `max_steps`; the result is NaN if :math:`s` is not yet 1.
+    may be less exact than `tol` after `max_steps`; the result is NaN if :math:`s` is not yet 1, or
+    if they are off by more than 1 %, as where entries of :math:`-\infty` leave the set empty.
     Matrices of a stack are projected one after the other. Derivatives, with respect to the
     marginals too, are those of the linear equations of the entries that are not 0.
 
@@ -146,6 +147,10 @@ def _sums(name: str, path: str, x: Array, marginals: Any) -> Any:
     return marginals
 
 
+NEARLY = 0.01
+"""How far the sums of rows that are nearly right may be off, relative to the largest sum."""
+
+
 class _Search(NamedTuple):
     """Newton's method for the multipliers of the rows.
 
@@ -213,7 +218,7 @@ def _error(plan: Array, a: Array) -> Array:
 
 def _next_scale(now: _Search, largest: Array) -> tuple[Array, Array, tuple[Array, Array]]:
     """Once the rows are nearly right, the next factor, and where alpha is expected there."""
-    ready = now.error[0] <= 0.01 * largest
+    ready = now.error[0] <= NEARLY * largest
     scale = jnp.where(ready, jnp.minimum(2 * now.scale, 1), now.scale)
     old_scale, old = now.before
     slope = divide(now.alpha - old, now.scale - old_scale)
@@ -276,7 +281,8 @@ def _nearest(x: Array, a: Array, b: Array, tol: Any, max_steps: int) -> Array:
         jnp.asarray(1e-3, x.dtype),
     )
     last = jax.lax.while_loop(goes_on, partial(_newton, x, a, b, largest), first)
-    return jnp.where(last.scale < 1, jnp.nan, last.plan)
+    allowed = jnp.maximum(jnp.maximum(tol, NEARLY) * largest, 8 * precision * span)
+    return jnp.where((last.scale < 1) | (last.error[0] > allowed), jnp.nan, last.plan)
 
 
 def _projection(tol: Any, max_steps: int) -> Callable[[Array, Array, Array], Array]:

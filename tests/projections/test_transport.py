@@ -87,6 +87,15 @@ def test_a_row_that_has_no_entry_has_no_sum(turned):
     assert bool(jnp.any(jnp.isnan(transport(x, (0.5, 0.5)))))  # the set is empty
 
 
+def test_what_forbidden_entries_leave_empty_is_nan():
+    """Two rows have the first column alone, which cannot be the sum of both."""
+    x = jnp.full((3, 3), -jnp.inf).at[:, 0].set(0.0).at[2].set(0.0)
+    assert bool(jnp.all(jnp.isnan(pr.projection_birkhoff(x))))
+    want = np.array([[1, 0, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]])
+    got = pr.projection_birkhoff(x.at[1].set(0.0))
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_tolerance_and_too_few_steps():
     x = jnp.asarray(10 * np.random.default_rng(1).normal(size=(24, 36)), jnp.float32)
