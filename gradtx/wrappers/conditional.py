@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.gate import Decision, gate
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.leaves.rows import dense, holds_rows, is_rows
 from gradtx.numerics import increment
 from gradtx.types import Array, InnerState, Params, State, Updates
 
@@ -34,20 +35,17 @@ def _conditionally(
     inner: GradientTransformation,
     condition: Condition,
     forward_extra_args: bool,
-    otherwise: Callable[[Updates], Updates] | None = None,
+    *,
+    still: bool,
 ) -> GradientTransformation:
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
         return state_class(step=jnp.zeros([], jnp.int32), inner_state=tx.init(params))
 
-    # The parameters can stay in place only if nothing happens at the other steps.
-    still = otherwise is None
-
     def decide(
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
     ) -> Decision:
-        del params
         run = jnp.asarray(condition(state.step, **(extra_args if forward_extra_args else {})))
         if run.shape != () or run.dtype != bool:
             raise ValueError(
@@ -57,10 +55,26 @@ def _conditionally(
         def close(inner_state: State, taken: Array) -> State:
             return state_class(step=increment(state.step), inner_state=inner_state)
 
-        rest = None if otherwise is None else otherwise(updates)
+        def step() -> Updates:
+            return tx.update(updates, state.inner_state, params, **extra_args)[0]
+
+        rest = None if still else _in_form_of(step, updates)
         return Decision(run, tx, state.inner_state, close, extra_args, otherwise=rest)
 
+    # Where the other updates pass on, parameters do not stay in place.
     return gate(init, decide, still=still)
+
+
+def _in_form_of(step: Callable[[], Updates], updates: Updates) -> Updates:
+    """`updates`, with tables in place of rows for which a step returns tables."""
+    if not holds_rows(updates):
+        return updates
+    return jax.tree.map(
+        lambda u, returned: u if is_rows(returned) else dense(u),
+        updates,
+        jax.eval_shape(step),
+        is_leaf=is_rows,
+    )
 
 
 @transformation
@@ -76,7 +90,8 @@ def conditionally_transform(
     Args:
         inner: the transformation.
         should_transform_fn: ``(step, **extra_args) -> bool``, with the number of calls so far. If
-            it is false, `inner` is not run, and its state stays unchanged.
+            it is false, `inner` is not run, and its state stays unchanged; `Rows` pass on as tables
+            if `inner` returns tables for them.
         forward_extra_args: whether to pass the extra arguments to that function.
 
     State: `ConditionallyTransformState`.
@@ -90,7 +105,7 @@ def conditionally_transform(
     [0.5]
     """
     return _conditionally(
-        ConditionallyTransformState, inner, should_transform_fn, forward_extra_args, lambda u: u
+        ConditionallyTransformState, inner, should_transform_fn, forward_extra_args, still=False
     )
 
 
@@ -116,7 +131,9 @@ def conditionally_mask(
     >>> tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))[0].tolist()
     [0.0]
     """
-    return _conditionally(ConditionallyMaskState, inner, should_transform_fn, forward_extra_args)
+    return _conditionally(
+        ConditionallyMaskState, inner, should_transform_fn, forward_extra_args, still=True
+    )
 
 
 @transformation(update_size="proportional")

@@ -1,5 +1,6 @@
 """Transformations that run when a condition holds."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,3 +35,15 @@ def test_a_condition_may_read_extra_arguments(build, other):
     for value, want in ((0.5, 0.5), (2.0, other)):
         updates, _ = tx.update(jnp.ones(1), tx.init(P), value=value)
         np.testing.assert_array_equal(updates, want)
+
+
+def test_rows_pass_on_as_tables_where_a_step_returns_tables():
+    """One program returns both, and what it returns has one type."""
+    table = jnp.ones((4, 2))
+    rows = gradtx.Rows(jnp.array([1]), jnp.full((1, 2), 3.0), table.shape)
+    inner = gradtx.lookahead(gradtx.sgd(0.1), 2, 0.5)
+    tx = gradtx.conditionally_transform(inner, lambda step: step == 1)
+    for update in (tx.update, jax.jit(tx.update)):
+        passed, state = update(rows, tx.init(table), table)
+        np.testing.assert_array_equal(passed, rows.to_dense())
+        np.testing.assert_allclose(update(rows, state, table)[0][1], -0.3, rtol=1e-6)
