@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -103,6 +104,8 @@ def trained_leaves(
         return None
     nodes = matching.nodes(state, empty=True)
     slots = {name.partition("/")[2] for node in nodes for name in node.leaves}
+    # The slots of a leaf that `split_leaves` takes apart are below its path.
+    slots |= {path for slot in slots for path in itertools.accumulate(slot.split("/"), _below)}
     some = select(params, lambda path, _: path in slots)
     of_some = _misfit(tx, some, state)
     if holds_packed(params) or of_some is not None:
@@ -115,6 +118,10 @@ def trained_leaves(
             "else the model keeps goes into model_state; without tx any state is saved"
         )
     return frozenset(slots)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name}"
 
 
 def _misfit(tx: GradientTransformation, params: Params, state: State) -> str | None:
@@ -535,10 +542,16 @@ def _placed_like(leaf: Any, value: Any) -> Any:
     """A restored leaf in the memory space in which the transformation keeps it."""
 
     def one(old: Any, x: Any) -> Any:
-        if not isinstance(old, jax.Array) or not isinstance(x, jax.Array) or is_tracer(old):
+        if not isinstance(x, jax.Array) or is_tracer(x) or is_tracer(old):
             return x
-        kind, here = old.sharding.memory_kind, x.sharding.memory_kind
-        if kind is None or kind == here:
+        if _is_shape(old):  # of a state that has nothing in the memory of the host
+            device: Any = next(iter(x.sharding.device_set))
+            kind = device.default_memory().kind
+        elif isinstance(old, jax.Array):
+            kind = old.sharding.memory_kind
+        else:
+            return x
+        if kind is None or kind == x.sharding.memory_kind:
             return x
         return jax.device_put(x, x.sharding.with_memory_kind(kind))
 

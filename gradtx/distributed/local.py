@@ -16,10 +16,11 @@ from gradtx.core.pair import (
     with_extra_args_support,
 )
 from gradtx.distributed.aggregation import aggregate, message_bytes, weight_among
+from gradtx.engine.leaves import gradient
 from gradtx.engine.lift import needed
 from gradtx.inspection.description import communications, sent
-from gradtx.leaves.paths import is_leaf, map_present
-from gradtx.leaves.rows import dense
+from gradtx.leaves.paths import is_leaf, leaves_with_path, map_present
+from gradtx.leaves.rows import dense, is_rows
 from gradtx.numerics import cast, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.programs.tracing import tracked, vary
@@ -28,6 +29,7 @@ from gradtx.sharding.axes import (
     axes_of,
     bound_size,
     check_axis_name,
+    check_varying,
     communicating,
 )
 from gradtx.types import (
@@ -177,6 +179,10 @@ def local_sgd(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         params = needed("local_sgd", updates, params)
+        if bound_size("local_sgd", axis_name) is not None:
+            present = [(at, g) for at, g in leaves_with_path(updates)[0] if g is not None]
+            values = [(at, gradient(g.values if is_rows(g) else g, at)) for at, g in present]
+            check_varying("local_sgd", axis_name, values)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         out = dense(out)
 

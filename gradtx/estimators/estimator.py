@@ -126,7 +126,14 @@ class Estimator(DeclaredData):
         # They are zeros then anyway. But so the step waits until the loss has read the parameters:
         # a CPU would copy them to overwrite them earlier.
         total = jnp.where(flat, 0.0, weights(wide))
-        return Measured(cast(jnp.mean(wide), values.dtype), total, flat)
+        finite = jnp.isfinite(wide)
+        # Where losses that are not finite rank last, the step is good, and so is the value.
+        value = jnp.where(
+            jnp.all(finite) | ~jnp.all(jnp.isfinite(total)),
+            jnp.mean(wide),
+            jnp.mean(wide, where=finite),
+        )
+        return Measured(cast(value, values.dtype), total, flat)
 
     def gradient(self, weights: Array, part: Callable[[Any], Array], dtype: Any) -> Array:
         """The sum of parts of the directions, ``part(k)``, multiplied by their weights."""

@@ -71,8 +71,8 @@ def from_keras(
     for all parameters. With ``use_ema`` Keras still moves the average of such a parameter, and so
     does ``tx.update(grads, state, params)``; :func:`apply_gradients` does not show such parameters
     to the optimizer, and raises an error. With accumulation, a parameter without a gradient in
-    the last micro-batch of a window does not move, in Keras either, which adds what was collected
-    to the next window; here it is left out.
+    the last micro-batch of a window does not move, in Keras either. Keras on JAX adds what was
+    collected to the next window; on PyTorch it is left out, as here.
 
     >>> from_keras(
     ...     {

@@ -114,13 +114,20 @@ def estimating(where: str, tx: Any, gradients: Any) -> GradientTransformation:
 
     Raises:
         TypeError: `gradients` is something else.
-        ValueError: the gradients of `tx` are estimated in another way.
+        ValueError: the gradients of `tx` are estimated in another way, or it acts before they are
+            taken, as :func:`exact_rows` does.
     """
     if gradients is None:
         return with_extra_args_support(tx)
     tx = with_extra_args_support(tx)
     if tx.facet(Estimator) == check_estimator(where, gradients):
         return tx
+    for each in (tx, *tx.within):
+        if each.traits.before_gradients is not None:
+            raise ValueError(
+                f"{where}: {each!r:.80} acts before gradients are taken, by what their backward "
+                "pass will touch, and with gradients= there is none"
+            )
     return estimated_gradients(tx, gradients)
 
 

@@ -31,7 +31,12 @@ LinearMethod = Literal["cg", "gmres", "bicgstab"]
 _UNSOLVED = 1e-2
 
 # By these names arguments multiply a penalty, in gradtx's builders and by custom in others'.
-_ADDED = ("weight_decay", "l1_regularization_strength", "l2_regularization_strength")
+_ADDED = (
+    "weight_decay",
+    "l1_regularization_strength",
+    "l2_regularization_strength",
+    "l2_shrinkage_regularization_strength",
+)
 
 # JAX's GMRES keeps so many vectors, and then restarts from the solution that they give.
 _RESTART = 20

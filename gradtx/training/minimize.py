@@ -383,6 +383,7 @@ def apply_gradients(
         The new parameters and state.
 
     Raises:
+        TypeError: there is an extra argument `extra_args`, as :func:`minimize` has.
         ValueError: the trees differ (the error names the first path), or a leaf's shape does.
 
     >>> import gradtx
@@ -392,6 +393,11 @@ def apply_gradients(
     2.0
     """
     check_order("apply_gradients", tx=tx, grads=grads, params=params, state=state)
+    if "extra_args" in extra_args:
+        raise TypeError(
+            "apply_gradients takes the extra arguments by their names: value=value, not "
+            "extra_args={'value': value}"
+        )
     tx = with_extra_args_support(tx)
     grads = packed_like(grads, params)
     check_gradients(grads, params)

@@ -35,7 +35,7 @@ from gradtx.training.minimize import (
     scalar_loss,
 )
 from gradtx.training.plots import plot_runs
-from gradtx.tree import global_norm, sub
+from gradtx.tree import get_all_with_path, global_norm, sub
 from gradtx.tree.sums import all_finite, any_nan
 from gradtx.types import Array, DType, Params, ParamsT, PyTree, Scalar, State
 
@@ -191,16 +191,22 @@ def _close(tree: PyTree, other: PyTree) -> Array:
 def _waits(
     tx: GradientTransformation, grads: PyTree, state: State, params: Params, extra: dict[str, Any]
 ) -> Array:
-    """Whether this step's updates are zero, and the next step's are not."""
+    """Whether this step's updates are zero, and a window goes on or the next step's are not."""
 
-    def step(state: State, _: None) -> tuple[State, Array]:
+    def step(state: State, _: None) -> tuple[State, tuple[Array, Array]]:
         updates, state = tx.update(grads, state, params, **extra)
         leaves = jax.tree.leaves(updates, is_leaf=is_rows)
         moving = [jnp.any((u.values if is_rows(u) else u) != 0) for u in leaves]
-        return state, functools.reduce(jnp.logical_or, moving, jnp.array(False))
+        return state, (functools.reduce(jnp.logical_or, moving, jnp.array(False)), _collects(state))
 
-    _, (this, following) = jax.lax.scan(step, state, length=2)
-    return following & ~this
+    _, (moving, collecting) = jax.lax.scan(step, state, length=2)
+    return (moving[1] | collecting[0]) & ~moving[0]
+
+
+def _collects(state: State) -> Array:
+    """Whether a window of :func:`accumulate` has begun and not ended."""
+    counts = [count for _, count in get_all_with_path(state, "mini_step")]
+    return functools.reduce(jnp.logical_or, [count > 0 for count in counts], jnp.array(False))
 
 
 def _as_arrays(params: ParamsT, where: Where | None) -> ParamsT:
@@ -268,9 +274,10 @@ def solve(
     which a clip can make a step.
 
     A step that changes nothing stops it, unless its updates are zero and those of the next step are
-    not; a transformation that waits longer, as :func:`accumulate` may within a window, is taken to
-    have converged. Ten steps stop it too if after the last two of them each array is within four
-    roundings of where it was, and neither the loss nor the norm of the gradient is lower.
+    not, or a window of :func:`accumulate` goes on; what waits longer, as under a schedule with
+    several rates of 0 before the first other, is taken to have converged. Ten steps stop it too if
+    after the last two of them each array is within four roundings of where it was, and neither the
+    loss nor the norm of the gradient is lower.
 
     An optimizer that keeps the parameters between bounds, such as :func:`lbfgsb`, starts from the
     point between them that is nearest, and `tol` is on the norm of the change that a step of the

@@ -208,7 +208,10 @@ def map_params(
         if not children:
             leaf = jax.tree_util.all_leaves([node])
             return transform_non_params(node) if leaf and transform_non_params else node
-        hints = children_of(hint) if type(hint) is type(node) else []
+        # States of other libraries have the fields of ours.
+        fields = getattr(node, "_fields", ())
+        alike = type(hint) is type(node) or (fields and getattr(hint, "_fields", None) == fields)
+        hints = children_of(hint) if alike else []
         if [k for k, _ in hints] != [k for k, _ in children]:
             hints = [(k, None) for k, _ in children]
         cls: Any = type(node)

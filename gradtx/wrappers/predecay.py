@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Fraction
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.nearest import Penalty
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import Where, merge, select
@@ -72,4 +73,4 @@ def decay_first(
         )
         return merge(moved, updates), state
 
-    return around(inner, None, run)
+    return around(inner, None, run).with_facets(Penalty({"decay": decay}))

@@ -570,3 +570,17 @@ def test_the_layers_of_a_list_stay_in_order(tmp_path):
     gradtx.save_checkpoint(tmp_path / "a.npz", {"layers": [jnp.float32(i) for i in range(12)]})
     found = gradtx.load_checkpoint(tmp_path / "a.npz").params["layers"]
     assert [float(x) for x in found.values()] == [*range(12)]
+
+
+def test_slots_of_parts_of_a_trained_leaf_are_those_of_that_leaf(tmp_path):
+    tx = gradtx.split_leaves(gradtx.adam(0.1), {"head": gradtx.SplitLeaf(0, (2, 2))})
+    params = {"body": jnp.ones((4, 4)), "head": jnp.ones((4, 4))}
+
+    def loss(p):
+        return jnp.sum(p["head"] ** 2) + jnp.sum(p["body"])
+
+    step = gradtx.make_step(loss, tx, trainable="head", donate=False)
+    params, state, _ = step(params, step.init(params))
+    gradtx.save_checkpoint(tmp_path / "run.npz", params, state, tx=tx)
+    run = gradtx.load_checkpoint(tmp_path / "run.npz", params=params, tx=tx)
+    chex.assert_trees_all_equal(run.state, state)

@@ -318,6 +318,15 @@ def test_a_state_is_restored_to_the_memory_in_which_it_is_kept():
     assert kinds[1]["far"] != kinds[1]["near"]
 
 
+@pytest.mark.usefixtures("host_memory")
+def test_slots_come_back_from_the_memory_of_the_host():
+    adam, params = gradtx.adam(0.1), {"x": jnp.arange(3.0)}
+    flat = state_dict(gradtx.offload(adam, min_size=1).init(params))
+    loaded = load_state_dict(adam, params, flat)
+    same(loaded, adam.init(params))
+    assert adam.update(params, loaded, params)[0]["x"].shape == (3,)
+
+
 def matched(old, new, kind="TraceState"):
     """Where each leaf of new states of one class was before: ``{prefix: {name: size}}``."""
 

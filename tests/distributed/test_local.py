@@ -189,3 +189,15 @@ def test_a_device_of_weight_0_in_local_sgd():
     assert found[0] == found[2] == -2.0
     alone = of_all(jnp.array([1.0, 2.0, 3.0]), jnp.zeros(3))
     np.testing.assert_array_equal(alone, [-1.0, -2.0, -3.0])
+
+
+def test_gradients_that_jax_has_summed_are_refused():
+    """They would be steps of a rate that is larger by the number of devices."""
+    tx, p = gradtx.local_sgd(gradtx.sgd(0.1), 2, "data"), jnp.ones(3)
+
+    def updates(x):
+        return tx.update(jax.grad(lambda p: jnp.sum(p * x))(p), tx.init(p), p)[0]
+
+    mapped = jax.shard_map(updates, mesh=mesh(data=N), in_specs=P("data"), out_specs=P("data"))
+    with pytest.raises(ValueError, match=r"local_sgd: .* is the same on all devices of 'data'"):
+        jax.jit(mapped)(jnp.arange(4.0 * 3).reshape(-1, 3))

@@ -347,6 +347,13 @@ def test_memory_does_not_grow_with_the_steps():
         ),
         (gradtx.ftrl(0.1, l1_regularization_strength=0.2), True, ValueError, r"ftrl\(l1_reg"),
         (
+            gradtx.ftrl(0.1, l2_shrinkage_regularization_strength=0.2),
+            True,
+            ValueError,
+            r"ftrl\(l2_shrinkage",
+        ),
+        (gradtx.decay_first(gradtx.sgd(0.1), 0.05), True, ValueError, r"decay_first\(decay=0.05"),
+        (
             gradtx.proximal_gradient_descent(0.1, gradtx.linear_schedule(1.0, 0.1, 10)),
             True,
             ValueError,

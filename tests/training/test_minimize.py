@@ -243,3 +243,9 @@ def test_a_line_search_along_a_weighted_sum_of_losses():
         )
     assert losses.shape == (2,)
     np.testing.assert_allclose(params, weights, rtol=1e-3)
+
+
+def test_extra_arguments_go_by_their_names():
+    tx, p = gradtx.sgd(0.1), jnp.ones(2)
+    with pytest.raises(TypeError, match="value=value, not extra_args="):
+        gradtx.apply_gradients(tx, p, p, tx.init(p), extra_args={"value": 1.0})

@@ -226,9 +226,10 @@ def test_bad_limits(bad):
         (gradtx.rprop(1.0), [1.25, 3.25]),
         (gradtx.apply_every(2), [1.25, -3.0]),
         (gradtx.accumulate(gradtx.sgd(0.25), 2), [1.25, -3.0]),
+        (gradtx.accumulate(gradtx.sgd(0.25), 5), [1.25, -3.0]),
         (gradtx.adopt(gradtx.linear_schedule(0.0, 0.1, 10)), [1.25, -3.0]),
     ],
-    ids=["rprop", "all signs change", "apply_every", "accumulate", "a late first step"],
+    ids=["rprop", "all signs change", "apply_every", "accumulate", "five", "a late first step"],
 )
 def test_a_step_that_waits_is_not_the_end(tx, start):
     """Rprop takes no step where the sign changed, here in both entries at once."""

@@ -316,6 +316,13 @@ def test_map_params_follows_optax(make, p):
     assert results[0] == results[1]
 
 
+def test_map_params_of_a_state_that_optax_made():
+    """Its classes say nothing of slots, and have the fields of ours."""
+    state = optax.adam(0.1).init({"w": jnp.ones(2)})
+    mapped = tree.map_params(gradtx.adam(0.1), lambda slot: "slot", state)
+    assert mapped[0].mu == mapped[0].nu == {"w": "slot"}
+
+
 def test_map_params_of_restricted_and_foreign_states():
     p = {"head": jnp.ones(2), "body": jnp.ones(3)}
     tx = gradtx.chain(gradtx.masked(gradtx.scale_by_adam(), "head"), optax.trace(0.9))
