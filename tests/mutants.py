@@ -14,9 +14,9 @@ marked `paper`, then the others, those of its neighbours that import the changed
 other files (see `shared`), and the slow ones (of one with many cases a few, in EVERY_CASE all). Of
 each kind those that reach the changed line come before those that only reach the function, then
 what failed last, then one case of each test before its others, then the quickest. What passes all
-is listed with file and line. `mutants.toml` lists those that compute the same by their text,
-whatever line it is on, and why. What a test file builds when it is collected keeps the functions as
-they are: tests that are to see mutants of them build it themselves.
+is listed with file and line. `mutants.toml` lists those that compute the same by function and text,
+whatever file and line these are in, and why. What a test file builds when it is collected keeps the
+functions as they are: tests that are to see mutants of them build it themselves.
 
 All modules take hours, so that a run can be stopped and continued: `mutants_run.json` has for each
 function whose mutants were tried its name, the digest of its code, and the names of those
@@ -47,7 +47,6 @@ import json
 import os
 import pathlib
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -68,9 +67,6 @@ ROOT = TESTS.parent
 RECORD = TESTS / "mutants_run.json"
 # So many files of those that use a module, and of those of its importers: the nearest.
 NEAR = 8
-# What a test file says of modules of which it sees mutants, though neither its name nor its imports
-# show that, or others are nearer: their last names, or what their sources have.
-SAID = re.compile(r"^# Sees mutants of: (.+)\.$", re.MULTILINE)
 # A test that takes so much longer than without a mutant hangs, and sees the mutant. Where Python
 # cannot interrupt the test, as in a loop of a program, the process ends after as long again.
 SECONDS = 15
@@ -139,9 +135,8 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What tells it from others wherever its line is: the line, with the place marked."""
-        module = self.module.removeprefix("gradtx.")
-        return f"{module}.{self.function}: {self.text}  ->  {self.after}"
+        """What tells it from others, whatever file and line it is in: the text, with a mark."""
+        return f"{self.function}: {self.text}  ->  {self.after}"
 
     def __str__(self) -> str:
         path = self.module.replace(".", "/")
@@ -605,9 +600,8 @@ def said():
     """The test files that say of which modules they see mutants, by what they say."""
     paths = collections.defaultdict(list)
     for path in itertools.chain(*files().values()):
-        for texts in SAID.findall(path.read_text()):
-            for text in texts.split(", "):
-                paths[text].append(path)
+        for text in selection.said(path):
+            paths[text].append(path)
     return paths
 
 
@@ -649,7 +643,7 @@ def shared(module):
         return user.split(".")[1:-1] != folders, uses, user
 
     def means(text):
-        return text == name or (not text.isidentifier() and text in source)
+        return selection.means(text, name, source)
 
     every = set(itertools.chain(*files().values()))
     nearest = sorted(users()[module], key=near)

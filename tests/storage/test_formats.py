@@ -1,6 +1,6 @@
 """Codecs alone: the codes of their sources, bounds, rounding at random, what is special."""
 
-# Sees mutants of: dithered, storage.
+# Sees mutants of: dithered, floats, storage.
 
 import functools
 

@@ -1,6 +1,6 @@
 """The step inside of the backward pass against the ordinary one."""
 
-# Sees mutants of: interpreter.
+# Sees mutants of: encoded, interpreter.
 
 from typing import NamedTuple
 

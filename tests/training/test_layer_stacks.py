@@ -1,5 +1,7 @@
 """One layer of a stack: in which forms it is read and written where the stack is."""
 
+# Sees mutants of: encoded.
+
 import jax
 import jax.numpy as jnp
 import numpy as np
