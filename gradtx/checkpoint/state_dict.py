@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import itertools
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from gradtx.checkpoint.matching import Node, form_of, is_empty, match
 from gradtx.checkpoint.templates import like as in_containers_of, listed, named
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
 from gradtx.leaves.packed import holds_packed, packed_like, unpack
-from gradtx.leaves.paths import select
+from gradtx.leaves.paths import leaves_with_path, path_string, select
 from gradtx.leaves.shardings import committed
 from gradtx.names.namespace import warn
 from gradtx.ownership.owned_slots import apart, in_stacks, is_owned
@@ -104,9 +103,11 @@ def trained_leaves(
         return None
     nodes = matching.nodes(state, empty=True)
     slots = {name.partition("/")[2] for node in nodes for name in node.leaves}
+    leaves = {path_string(path) for path, _ in leaves_with_path(params)[0]}
     # The slots of a leaf that `split_leaves` takes apart are below its path.
-    slots |= {path for slot in slots for path in itertools.accumulate(slot.split("/"), _below)}
-    some = select(params, lambda path, _: path in slots)
+    parts = tuple(slots - leaves)
+    trained = {p for p in leaves if p in slots or any(s.startswith(f"{p}/") for s in parts)}
+    some = select(params, lambda path, _: path in trained)
     of_some = _misfit(tx, some, state)
     if holds_packed(params) or of_some is not None:
         if jax.tree.leaves(some):  # else it has no slots by which to know what was trained
@@ -117,11 +118,7 @@ def trained_leaves(
             "that of step.tx, with what gradients= or rounding_key= put around the optimizer; what "
             "else the model keeps goes into model_state; without tx any state is saved"
         )
-    return frozenset(slots)
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}/{name}"
+    return frozenset(trained)
 
 
 def _misfit(tx: GradientTransformation, params: Params, state: State) -> str | None:
@@ -545,8 +542,8 @@ def _placed_like(leaf: Any, value: Any) -> Any:
         if not isinstance(x, jax.Array) or is_tracer(x) or is_tracer(old):
             return x
         if _is_shape(old):  # of a state that has nothing in the memory of the host
-            device: Any = next(iter(x.sharding.device_set))
-            kind = device.default_memory().kind
+            device: Any = next(iter(x.sharding.addressable_devices), None)
+            kind = None if device is None else device.default_memory().kind
         elif isinstance(old, jax.Array):
             kind = old.sharding.memory_kind
         else:

@@ -104,7 +104,9 @@ def gate(
 
         state_and_taken = decision.state, jnp.array(False)
         rest = decision.otherwise
-        if rest is None:
+        if rest is None and not is_tracer(decision.condition) and decision.condition:
+            rest = updates  # which is not returned
+        elif rest is None:
             rest = _nothing_like(updates, lambda: run((None, *state_and_taken), jnp.int32(0))[0])
         select = anyway and _are_arrays(updates, decision.state)
         out, inner, taken = loop_once_if(

@@ -43,7 +43,7 @@ class Schedules:
         arguments = dict(self.declaration.arguments)
         for name in self.names:
             try:
-                arguments[name] = signed(jnp.asarray(arguments[name](count)))
+                arguments[name] = jnp.asarray(signed(arguments[name](count)))
             except jax.errors.ConcretizationTypeError as error:
                 raise TypeError(
                     f"{self.declaration.name}: {name} is a function that needs the value of its "

@@ -19,7 +19,7 @@ from gradtx.distributed.aggregation import aggregate, message_bytes, weight_amon
 from gradtx.engine.leaves import gradient
 from gradtx.engine.lift import needed
 from gradtx.inspection.description import communications, sent
-from gradtx.leaves.paths import is_leaf, leaves_with_path, map_present
+from gradtx.leaves.paths import is_leaf, leaves_with_path, map_present, path_string
 from gradtx.leaves.rows import dense, is_rows
 from gradtx.numerics import cast, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
@@ -29,8 +29,9 @@ from gradtx.sharding.axes import (
     axes_of,
     bound_size,
     check_axis_name,
-    check_varying,
     communicating,
+    keeps_account,
+    varying,
 )
 from gradtx.types import (
     Array,
@@ -130,6 +131,19 @@ def _per_step(every: Any, size: int) -> int:
     return -(-size // every) if isinstance(every, int) else size
 
 
+def _check_own(axis_name: AxisName, updates: Updates) -> None:
+    """Raise ValueError unless each device has gradients of its own."""
+    for path, g in leaves_with_path(updates)[0]:
+        x = g if g is None else gradient(g.values if is_rows(g) else g, path)
+        if x is not None and not set(axes_of(axis_name)) <= varying(x):
+            raise ValueError(
+                f"local_sgd: the gradient at {path_string(path)!r} is the same on all devices of "
+                f"{axis_name!r}, as where JAX has summed the gradients of parameters that devices "
+                "share: give each device parameters of its own, params = jax.lax.pcast(params, "
+                f"{axis_name!r}, to='varying'), or call shard_map with check_vma=False"
+            )
+
+
 @transformation
 def local_sgd(
     inner: GradientTransformation, every: PositiveCount, axis_name: AxisName
@@ -156,7 +170,8 @@ def local_sgd(
     State: `LocalSGDState`; the inner states stay with their devices.
 
     Raises:
-        ValueError: axes are bound here, but not this one; the parameters are not given.
+        ValueError: axes are bound here, but not this one; the parameters are not given; or JAX
+            knows that a gradient is the same on all devices.
 
     Source: S. U. Stich, Local SGD Converges Fast and Communicates Little, 2019, arXiv:1805.09767,
     algorithm 1.
@@ -179,10 +194,8 @@ def local_sgd(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         params = needed("local_sgd", updates, params)
-        if bound_size("local_sgd", axis_name) is not None:
-            present = [(at, g) for at, g in leaves_with_path(updates)[0] if g is not None]
-            values = [(at, gradient(g.values if is_rows(g) else g, at)) for at, g in present]
-            check_varying("local_sgd", axis_name, values)
+        if bound_size("local_sgd", axis_name) is not None and keeps_account(axis_name):
+            _check_own(axis_name, updates)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         out = dense(out)
 

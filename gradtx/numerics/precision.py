@@ -130,7 +130,8 @@ def signed(x: Any) -> Any:
         return x
     dtype = jnp.result_type(int)
     if jnp.iinfo(x.dtype).max > jnp.iinfo(dtype).max:
-        x = jnp.minimum(x, jnp.asarray(jnp.iinfo(dtype).max, x.dtype))
+        of: Any = jnp if isinstance(x, jax.Array) else np  # JAX would cut 64 bits off first
+        x = of.minimum(x, of.asarray(jnp.iinfo(dtype).max, x.dtype))
     return x.astype(dtype)
 
 

@@ -52,7 +52,8 @@ def projection_transport(
     to 50 steps are usual; if they are 10,000 times as large, or some sums a millionth of others, a
     few hundred. The sums of the longer side are always exact to rounding. Those of the shorter side
     may be less exact than `tol` after `max_steps`; the result is NaN if :math:`s` is not yet 1, or
-    if they are off by more than 1 %, as where entries of :math:`-\infty` leave the set empty.
+    if they are off by more than `tol`, than 1 % of the largest sum and than rounding explains, as
+    where entries of :math:`-\infty` leave the set empty; its derivative is 0.
     Matrices of a stack are projected one after the other. Derivatives, with respect to the
     marginals too, are those of the linear equations of the entries that are not 0.
 

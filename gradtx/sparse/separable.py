@@ -79,13 +79,8 @@ def check_separable(
     Raises:
         TypeError: `tx` does not run on rows, or makes whole tables of them.
         ValueError: it needs the loss, something from all rows, or a state in which more changes
-            from step to step than slots and the step number; or it keeps slots elsewhere.
+            from step to step than slots and the step number.
     """
-    for name in _ELSEWHERE & {t.declaration.name for t in (tx, *tx.within) if t.declaration}:
-        raise ValueError(
-            f"exact_rows: {name}, which is inside of it, keeps slots apart from the rows that they "
-            f"belong to; {_ADVICE}"
-        )
     if treats_rows_alone(tx):
         return
     rows = map_present(lambda t, p: p, tables, params)
@@ -111,8 +106,6 @@ def check_separable(
 
 
 _ADVICE = "use the lazy update, or dense_rows"
-# In the memory of the host, or by parts of a leaf.
-_ELSEWHERE = {"offload", "split_leaves"}
 
 
 def _on_slots(

@@ -35,7 +35,7 @@ from gradtx.training.minimize import (
     scalar_loss,
 )
 from gradtx.training.plots import plot_runs
-from gradtx.tree import get_all_with_path, global_norm, sub
+from gradtx.tree import global_norm, sub
 from gradtx.tree.sums import all_finite, any_nan
 from gradtx.types import Array, DType, Params, ParamsT, PyTree, Scalar, State
 
@@ -205,8 +205,12 @@ def _waits(
 
 def _collects(state: State) -> Array:
     """Whether a window of :func:`accumulate` has begun and not ended."""
-    counts = [count for _, count in get_all_with_path(state, "mini_step")]
-    return functools.reduce(jnp.logical_or, [count > 0 for count in counts], jnp.array(False))
+
+    def is_window(x: Any) -> bool:
+        return {"mini_step", "gradient_step", "acc_grads"} <= set(getattr(x, "_fields", ()))
+
+    within = filter(is_window, jax.tree.leaves(state, is_leaf=is_window))
+    return functools.reduce(jnp.logical_or, [x.mini_step > 0 for x in within], jnp.array(False))
 
 
 def _as_arrays(params: ParamsT, where: Where | None) -> ParamsT:
@@ -274,8 +278,8 @@ def solve(
     which a clip can make a step.
 
     A step that changes nothing stops it, unless its updates are zero and those of the next step are
-    not, or a window of :func:`accumulate` goes on; what waits longer, as under a schedule with
-    several rates of 0 before the first other, is taken to have converged. Ten steps stop it too if
+    not, or a window of :func:`accumulate` goes on; what waits longer, as under a schedule that
+    begins with several rates of 0, is taken to have converged. Ten steps stop it too if
     after the last two of them each array is within four roundings of where it was, and neither the
     loss nor the norm of the gradient is lower.
 

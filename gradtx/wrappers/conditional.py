@@ -11,6 +11,7 @@ from gradtx.composition.gate import Decision, gate
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.leaves.rows import dense, holds_rows, is_rows
 from gradtx.numerics import increment
+from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, InnerState, Params, State, Updates
 
 Condition = Callable[..., Any]
@@ -58,7 +59,8 @@ def _conditionally(
         def step() -> Updates:
             return tx.update(updates, state.inner_state, params, **extra_args)[0]
 
-        rest = None if still else _in_form_of(step, updates)
+        taken = not is_tracer(run) and bool(run)
+        rest = None if still else updates if taken else _in_form_of(step, updates)
         return Decision(run, tx, state.inner_state, close, extra_args, otherwise=rest)
 
     # Where the other updates pass on, parameters do not stay in place.

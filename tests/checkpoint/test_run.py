@@ -574,12 +574,15 @@ def test_the_layers_of_a_list_stay_in_order(tmp_path):
 
 def test_slots_of_parts_of_a_trained_leaf_are_those_of_that_leaf(tmp_path):
     tx = gradtx.split_leaves(gradtx.adam(0.1), {"head": gradtx.SplitLeaf(0, (2, 2))})
-    params = {"body": jnp.ones((4, 4)), "head": jnp.ones((4, 4))}
+    params = {name: jnp.ones((4, 4)) for name in ("body", "head", "a", "a/b")}
 
     def loss(p):
-        return jnp.sum(p["head"] ** 2) + jnp.sum(p["body"])
+        return jnp.sum(p["head"] ** 2) + jnp.sum(p["a/b"] * p["a"])
 
-    step = gradtx.make_step(loss, tx, trainable="head", donate=False)
+    def is_trained(path, _):
+        return path in ("head", "a/b")
+
+    step = gradtx.make_step(loss, tx, trainable=is_trained, donate=False)
     params, state, _ = step(params, step.init(params))
     gradtx.save_checkpoint(tmp_path / "run.npz", params, state, tx=tx)
     run = gradtx.load_checkpoint(tmp_path / "run.npz", params=params, tx=tx)

@@ -201,3 +201,11 @@ def test_gradients_that_jax_has_summed_are_refused():
     mapped = jax.shard_map(updates, mesh=mesh(data=N), in_specs=P("data"), out_specs=P("data"))
     with pytest.raises(ValueError, match=r"local_sgd: .* is the same on all devices of 'data'"):
         jax.jit(mapped)(jnp.arange(4.0 * 3).reshape(-1, 3))
+
+    def own(x):
+        mine = jax.tree.map(lambda p: x[0] * 0 + p, p)
+        return tx.update(jax.grad(lambda p: jnp.sum(p * x))(mine), tx.init(p), mine)[0][None]
+
+    mapped = jax.shard_map(own, mesh=mesh(data=N), in_specs=P("data"), out_specs=P("data"))
+    x = jnp.arange(4.0 * 3).reshape(-1, 3)
+    np.testing.assert_allclose(jax.jit(mapped)(x), -0.1 * x, rtol=1e-6)

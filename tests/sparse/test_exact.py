@@ -465,16 +465,3 @@ def test_directions_that_do_not_fade_with_their_momentum(inner):
         dense = steps[1](g.to_dense(), *dense)
     caught_up, _ = gradtx.sparse.catch_up(tx, *exact)
     np.testing.assert_allclose(caught_up, dense[0], rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["split_leaves", "offload"])
-def test_what_keeps_slots_elsewhere_is_refused_by_name(name):
-    tx = {
-        "split_leaves": lambda tx: gradtx.split_leaves(tx, {"w": gradtx.SplitLeaf(0, (2, 2))}),
-        "offload": lambda tx: gradtx.offload(tx, min_size=1),
-    }[name](gradtx.adamw(0.1))
-    params = {"table": jnp.ones((5, 2)), "w": jnp.ones((4, 2))}
-    exact = gradtx.exact_rows(tx, "table")
-    state = exact.init(params)
-    with pytest.raises(ValueError, match=f"exact_rows: {name}, which is inside of it"):
-        gradtx.sparse.catch_up(exact, params, state)

@@ -573,6 +573,9 @@ def test_the_value_of_a_population_is_that_of_its_finite_losses():
 
     estimator = gradtx.evolution_strategies(20, 0.05)
     p, steps = jnp.ones(4), {}
+    without_ranks = gradtx.evolution_strategies(20, 0.05, ranks=False)
+    plain = gradtx.make_step(of, gradtx.sgd(0.05), gradients=without_ranks, donate=False)
+    assert np.isnan(plain(p, plain.init(p))[2]), "a loss of the population is NaN"
     for name, wrap in (("guarded", gradtx.guard), ("bare", lambda tx: tx)):
         step = gradtx.make_step(of, wrap(gradtx.sgd(0.05)), gradients=estimator, donate=False)
         steps[name] = step(p, step.init(p))

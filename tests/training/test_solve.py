@@ -240,6 +240,12 @@ def test_a_step_that_waits_is_not_the_end(tx, start):
     np.testing.assert_allclose(result.params, 0, atol=1e-2)
 
 
+def test_a_parameter_may_have_the_name_of_a_count():
+    params, tx = {"mini_step": jnp.zeros(3)}, gradtx.sgd(0.1, momentum=0.5)
+    result = gradtx.solve(lambda p: jnp.sum((p["mini_step"] - 1) ** 2), params, tx)
+    np.testing.assert_allclose(result.params["mini_step"], 1, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_search_in_a_group_sees_what_other_groups_did():
     """Along the line the loss is that of the parameters now, not of those at the start."""
