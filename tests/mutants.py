@@ -642,15 +642,14 @@ def shared(module):
         uses = sum(each.startswith("gradtx.") for each in selection.graph()[user])
         return user.split(".")[1:-1] != folders, uses, user
 
-    def means(text):
-        return selection.means(text, name, source)
-
     every = set(itertools.chain(*files().values()))
     nearest = sorted(users()[module], key=near)
     tests = [path for path in map(selection.modules().get, nearest) if path in every]
     importers = [user for user in nearest if user.startswith("gradtx.")]
     theirs = list(dict.fromkeys(itertools.chain(*map(of_its_name, importers))))
-    say_so = itertools.chain(*(paths for text, paths in said().items() if means(text)))
+    say_so = itertools.chain(
+        *(paths for text, paths in said().items() if selection.means(text, name, source))
+    )
     others = dict.fromkeys((*say_so, *tests[:NEAR], *theirs[:NEAR]))
     return [path for path in others if path not in of_its_name(module)]
 

@@ -18,7 +18,7 @@ from gradtx.core.pair import GradientTransformation, GradientTransformationExtra
 from gradtx.core.traits import Scope, StepFn, runs_steps
 from gradtx.engine.leaves import parameter
 from gradtx.leaves.paths import is_leaf
-from gradtx.leaves.rows import Rows, is_rows
+from gradtx.leaves.rows import Rows, dense, holds_rows, is_rows
 from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import inside, loop_once_if
 from gradtx.programs.tracing import is_tracer, vary, varying_axes
@@ -37,7 +37,8 @@ class Decision(NamedTuple):
         extra_args: the extra arguments of `tx`.
         gradients: ``turn -> gradients``, the gradients that `tx` sees, computed inside the loop
             (see :func:`inside`); None for the gradients that the gate sees.
-        otherwise: the updates if the step is not taken; None for updates that change nothing.
+        otherwise: the updates if the step is not taken, from whose `Rows` the gate makes tables
+            where a step returns tables; None for updates that change nothing.
     """
 
     condition: Array
@@ -103,11 +104,9 @@ def gate(
             return *decision.tx.update(seen, now[1], at, **decision.extra_args), jnp.array(True)
 
         state_and_taken = decision.state, jnp.array(False)
-        rest = decision.otherwise
-        if rest is None and not is_tracer(decision.condition) and decision.condition:
-            rest = updates  # which is not returned
-        elif rest is None:
-            rest = _nothing_like(updates, lambda: run((None, *state_and_taken), jnp.int32(0))[0])
+        rest = _unless_taken(
+            decision, updates, lambda: run((None, *state_and_taken), jnp.int32(0))[0]
+        )
         select = anyway and _are_arrays(updates, decision.state)
         out, inner, taken = loop_once_if(
             decision.condition, run, (rest, *state_and_taken), anyway=select
@@ -131,13 +130,30 @@ def gate(
     return GradientTransformationExtraArgs(init, update, step if still else None, **traits)
 
 
+def _unless_taken(decision: Decision, updates: Updates, run: Callable[[], Updates]) -> Updates:
+    """The updates if the step is not taken, in the form of those that `run` returns.
+
+    A step may return a table for rows, and for what differs between devices what they share.
+    """
+    given = decision.otherwise
+    if not is_tracer(decision.condition) and decision.condition:
+        return updates if given is None else given  # which is not returned
+    if given is None:
+        return _nothing_like(updates, run)
+    if not holds_rows(given):
+        return given
+    returned = jax.eval_shape(run)
+    return jax.tree.map(
+        lambda u, r: u if is_rows(r) else dense(u), given, returned, is_leaf=is_rows
+    )
+
+
 def _nothing_like(updates: Updates, run: Callable[[], Updates]) -> Updates:
     """Updates that change nothing, of the types that `run` returns for `updates`."""
     leaves = jax.tree.leaves(updates, is_leaf=is_rows)
     if not any(is_rows(g) or varying_axes(jax.typeof(g)) for g in leaves):
         return _zeros_like(updates)
 
-    # A table may be returned for rows, and for what differs between devices what they share.
     def zeros(x: Any) -> Array:
         return vary(jnp.zeros(x.shape, x.dtype), varying_axes(x))
 

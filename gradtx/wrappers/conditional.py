@@ -9,9 +9,7 @@ import jax.numpy as jnp
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.gate import Decision, gate
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.leaves.rows import dense, holds_rows, is_rows
 from gradtx.numerics import increment
-from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, InnerState, Params, State, Updates
 
 Condition = Callable[..., Any]
@@ -47,6 +45,7 @@ def _conditionally(
     def decide(
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
     ) -> Decision:
+        del params
         run = jnp.asarray(condition(state.step, **(extra_args if forward_extra_args else {})))
         if run.shape != () or run.dtype != bool:
             raise ValueError(
@@ -56,27 +55,11 @@ def _conditionally(
         def close(inner_state: State, taken: Array) -> State:
             return state_class(step=increment(state.step), inner_state=inner_state)
 
-        def step() -> Updates:
-            return tx.update(updates, state.inner_state, params, **extra_args)[0]
-
-        taken = not is_tracer(run) and bool(run)
-        rest = None if still else updates if taken else _in_form_of(step, updates)
+        rest = None if still else updates
         return Decision(run, tx, state.inner_state, close, extra_args, otherwise=rest)
 
     # Where the other updates pass on, parameters do not stay in place.
     return gate(init, decide, still=still)
-
-
-def _in_form_of(step: Callable[[], Updates], updates: Updates) -> Updates:
-    """`updates`, with tables in place of rows for which a step returns tables."""
-    if not holds_rows(updates):
-        return updates
-    return jax.tree.map(
-        lambda u, returned: u if is_rows(returned) else dense(u),
-        updates,
-        jax.eval_shape(step),
-        is_leaf=is_rows,
-    )
 
 
 @transformation
