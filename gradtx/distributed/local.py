@@ -30,8 +30,7 @@ from gradtx.sharding.axes import (
     bound_size,
     check_axis_name,
     communicating,
-    keeps_account,
-    varying,
+    same_on_all,
 )
 from gradtx.types import (
     Array,
@@ -133,15 +132,15 @@ def _per_step(every: Any, size: int) -> int:
 
 def _check_own(axis_name: AxisName, updates: Updates) -> None:
     """Raise ValueError unless each device has gradients of its own."""
-    for path, g in leaves_with_path(updates)[0]:
-        x = g if g is None else gradient(g.values if is_rows(g) else g, path)
-        if x is not None and not set(axes_of(axis_name)) <= varying(x):
-            raise ValueError(
-                f"local_sgd: the gradient at {path_string(path)!r} is the same on all devices of "
-                f"{axis_name!r}, as where JAX has summed the gradients of parameters that devices "
-                "share: give each device parameters of its own, params = jax.lax.pcast(params, "
-                f"{axis_name!r}, to='varying'), or call shard_map with check_vma=False"
-            )
+    present = [(path, g) for path, g in leaves_with_path(updates)[0] if g is not None]
+    arrays = [(path, gradient(g.values if is_rows(g) else g, path)) for path, g in present]
+    for path in same_on_all(axis_name, arrays):
+        raise ValueError(
+            f"local_sgd: the gradient at {path_string(path)!r} is the same on all devices of "
+            f"{axis_name!r}, as where JAX has summed the gradients of parameters that devices "
+            "share: give each device parameters of its own, params = jax.lax.pcast(params, "
+            f"{axis_name!r}, to='varying'), or call shard_map with check_vma=False"
+        )
 
 
 @transformation
@@ -194,8 +193,7 @@ def local_sgd(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         params = needed("local_sgd", updates, params)
-        if bound_size("local_sgd", axis_name) is not None and keeps_account(axis_name):
-            _check_own(axis_name, updates)
+        _check_own(axis_name, updates)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         out = dense(out)
 

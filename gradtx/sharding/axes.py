@@ -95,18 +95,22 @@ def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]
     In a ``shard_map`` with ``check_vma`` the gradient of a replicated parameter is the sum over the
     devices. Reducing it again would be wrong by the number of devices, or count weights twice.
     """
+    for path in same_on_all(axis_name, leaves):
+        raise ValueError(
+            f"{where}: the gradient at {path_string(path)!r} is the same on all devices of "
+            f"{axis_name!r}: JAX has summed it already, when it differentiated a replicated "
+            "parameter. Take the step with minimize, or differentiate with respect to "
+            f"parameters that differ, params = jax.lax.pcast(params, {axis_name!r}, "
+            "to='varying'), or call shard_map with check_vma=False"
+        )
+
+
+def same_on_all(axis_name: AxisName, leaves: list[tuple[Any, Any]]) -> list[Any]:
+    """The paths of leaves of which ``shard_map`` knows that devices along the axis share them."""
     names = set(axes_of(axis_name))
     if not keeps_account(axis_name):
-        return
-    for path, leaf in leaves:
-        if not names <= varying(leaf):
-            raise ValueError(
-                f"{where}: the gradient at {path_string(path)!r} is the same on all devices of "
-                f"{axis_name!r}: JAX has summed it already, when it differentiated a replicated "
-                "parameter. Take the step with minimize, or differentiate with respect to "
-                f"parameters that differ, params = jax.lax.pcast(params, {axis_name!r}, "
-                "to='varying'), or call shard_map with check_vma=False"
-            )
+        return []
+    return [path for path, leaf in leaves if not names <= varying(leaf)]
 
 
 def on_all_devices(where: str, tx: GradientTransformation, holds: Array) -> Array:
