@@ -1,7 +1,7 @@
 """Ranges of hyperparameters, stated as annotations and checked before any work is done.
 
-A builder writes ``b1: Decay = 0.9``; :func:`check` reads the annotation. Only Python numbers (and
-NumPy scalars) have a value to check: an array may be traced, and its value unknown.
+A builder writes ``b1: Decay = 0.9``; :func:`check` reads the annotation. Python's numbers and those
+of NumPy, also in arrays, have values to check. An array of JAX may be traced, or still be computed.
 """
 
 import contextlib
@@ -53,10 +53,11 @@ class Range(NamedTuple):
     integer: bool = False
     at_start: bool = False
 
-    def __contains__(self, value: Any) -> bool:
-        above = value > self.low if self.low_open else value >= self.low
-        below = value < self.high if self.high_open else value <= self.high
-        return above and below
+    def __contains__(self, values: Any) -> bool:
+        """Whether a number is in the range, or each number of an array."""
+        above = values > self.low if self.low_open else values >= self.low
+        below = values < self.high if self.high_open else values <= self.high
+        return bool(np.all(above & below))
 
     def __str__(self) -> str:
         left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
@@ -365,8 +366,8 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
         raise ValueError(f"{where}: {name} must be {allowed}, not {value!r}{hint}")
 
 
-def _ascent(where: str, name: str, number: float) -> str:
-    if name != "learning_rate" or number >= 0:
+def _ascent(where: str, name: str, values: Any) -> str:
+    if name != "learning_rate" or not np.any(values < 0):
         return ""
     return f"; to ascend, chain(scale(-1.0), {where}(...)) turns gradients round"
 
@@ -493,7 +494,7 @@ def is_numpys_number(dtype: Any) -> bool:
 
 
 def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
-    # Tracers and typed placeholders come here too: only the kind of number can be checked.
+    # Tracers and typed placeholders come here too: of these the kind of number can be checked.
     kind = np.integer if allowed.integer else jnp.number
     if not jnp.issubdtype(value.dtype, kind):
         expected = "integer" if allowed.integer else "numeric"
@@ -505,6 +506,10 @@ def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
         )
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and np.any(value > _LARGEST):
         raise ValueError(f"{where}: {name} is an array of integers beyond 32 bits: {value!r:.80}")
+    if isinstance(value, np.ndarray) and value.dtype.kind != "c" and value not in allowed:
+        raise ValueError(
+            f"{where}: {name} must be {allowed}, not {value!r:.80}{_ascent(where, name, value)}"
+        )
 
 
 # Schedules already checked: an optimizer passes its schedules on to the builders it is made of.

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.checks import NonNegative, Positive, PositiveInt, check, is_array, size_of
+from gradtx.checks import Decay, NonNegative, Positive, PositiveInt, check, is_array, size_of
 from gradtx.types import DTYPE, Where
 from tests import test_contracts as contracts
 from tests.catalogue import CATALOGUE
@@ -173,6 +173,8 @@ def test_a_size_may_be_none_where_its_annotation_says_so(value):
         ("learning_rate", -1.0, NonNegative, True),
         ("learning_rate", 0.0, Positive, False),
         ("learning_rate", np.inf, Positive, False),
+        ("learning_rate", np.nan, NonNegative, False),
+        ("learning_rate", np.array([1.0, -1.0]), NonNegative, True),
         ("b1", -1.0, NonNegative, False),
     ],
 )
@@ -180,6 +182,19 @@ def test_a_rate_below_zero_is_told_how_to_ascend(name, value, hint, ascends):
     with pytest.raises(ValueError, match=f"sgd: {name} must be a number in") as caught:
         check("sgd", name, value, hint)
     assert ("to ascend, chain(scale(-1.0), sgd(...))" in str(caught.value)) == ascends
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, jnp.bfloat16])
+def test_numbers_in_an_array_of_numpy_are_in_the_range(kind):
+    """Their values are known. Those of JAX's arrays may not be."""
+    for wrong in ([0.5, 1.0], [np.nan, 0.5], [-0.5, 0.5], 1.0):
+        with pytest.raises(ValueError, match=r"here: b1 must be a number in \[0, 1\), not array"):
+            check("here", "b1", np.asarray(wrong, kind), Decay)
+        check("here", "b1", jnp.array(wrong), Decay)
+    for right in ([0.0, 0.5], 0.5, []):
+        check("here", "b1", np.asarray(right, kind), Decay)
+    with pytest.raises(ValueError, match="clip_by_global_norm: max_norm must be"):
+        gradtx.clip_by_global_norm(np.array(-1.0))
 
 
 def test_hyperparameters_that_are_arrays_are_numeric():

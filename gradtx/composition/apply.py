@@ -189,6 +189,23 @@ def take_step(
 _DIFFERENT = "the new and the old tensors are different trees"
 
 
+def _pairs(new_tensors: Params, old_tensors: Params) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of two trees, new and old, and their structure.
+
+    Raises:
+        ValueError: the trees differ, or the shapes of two leaves.
+    """
+    leaves, treedef = leaves_with_path(new_tensors)
+    old_leaves = aligned(_DIFFERENT, new_tensors, treedef, old_tensors)
+    for (path, new), old in zip(leaves, old_leaves, strict=True):
+        if new is not None and jnp.shape(new) != jnp.shape(old):
+            raise ValueError(
+                f"at {path_string(path)!r} the new tensor is {jnp.shape(new)} and the old one "
+                f"{jnp.shape(old)}"
+            )
+    return [(new, old) for (_, new), old in zip(leaves, old_leaves, strict=True)], treedef
+
+
 def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any) -> ParamsT:
     r"""Move old tensors towards new ones: :math:`s\, x_{new} + (1 - s)\, x_{old}`.
 
@@ -200,7 +217,7 @@ def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any
         step_size: how far to go, 0 to 1.
 
     Raises:
-        ValueError: the trees differ (the error says where).
+        ValueError: the trees differ, or the shapes of two leaves (the error says where).
 
     Source: B. T. Polyak and A. B. Juditsky, Acceleration of Stochastic Approximation by Averaging,
     1992 (the moving average of the iterates).
@@ -217,9 +234,9 @@ def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any
         inexact = jnp.issubdtype(old.dtype, jnp.inexact)
         return (moved if inexact else jnp.round(moved)).astype(old.dtype)
 
-    leaves, treedef = leaves_with_path(new_tensors)
-    old = aligned(_DIFFERENT, new_tensors, treedef, old_tensors)
-    return treedef.unflatten([on_leaf(new, x) for (_, new), x in zip(leaves, old, strict=True)])
+    pairs, treedef = _pairs(new_tensors, old_tensors)
+    moved: ParamsT = treedef.unflatten([on_leaf(new, old) for new, old in pairs])
+    return moved
 
 
 def periodic_update(
@@ -234,7 +251,8 @@ def periodic_update(
         update_period: at least 1.
 
     Raises:
-        ValueError: `update_period` is below 1, or the trees differ (the error says where).
+        ValueError: `update_period` is below 1; the trees differ, or the shapes of two leaves (the
+            error says where).
 
     >>> int(periodic_update(jnp.int32(1), jnp.int32(0), steps=6, update_period=3))
     1
@@ -243,5 +261,6 @@ def periodic_update(
         raise ValueError(f"update_period must be at least 1, not {update_period}")
     if leaves_with_path(new_tensors)[1] != leaves_with_path(old_tensors)[1]:
         raise ValueError(f"{_DIFFERENT}: {first_difference(new_tensors, old_tensors)}")
+    _pairs(new_tensors, old_tensors)
     take = jnp.mod(steps, update_period) == 0
     return jax.lax.cond(take, lambda: new_tensors, lambda: old_tensors)

@@ -87,6 +87,15 @@ def test_a_copy_is_renewed_at_every_third_step_like_optax():
         chex.assert_trees_all_equal(got, want, {"w": jnp.full(2, float(steps % 3 == 0))})
 
 
+@pytest.mark.parametrize("renewed", [gradtx.incremental_update, gradtx.periodic_update])
+def test_what_replaces_a_tensor_has_its_shape(renewed):
+    """Optax's `incremental_update` returns a tensor of another shape than the old one."""
+    new, old = {"a": jnp.ones(3), "b": jnp.ones((2, 3))}, {"a": jnp.ones(3), "b": jnp.ones(3)}
+    more = {"incremental_update": (0.5,), "periodic_update": (0, 2)}[renewed.__name__]
+    with pytest.raises(ValueError, match=r"'b' the new tensor is \(2, 3\) and the old one \(3,\)"):
+        renewed(new, old, *more)
+
+
 def test_describe_warns_of_steps_that_rounding_loses():
     narrow = {"a": jnp.ones(2), "v": jnp.ones(2, jnp.bfloat16), "w": jnp.ones(2, jnp.bfloat16)}
     told = gradtx.describe(gradtx.adam(1e-3), narrow)
