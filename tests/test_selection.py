@@ -9,9 +9,10 @@ import gradtx
 from gradtx.core.traits import Scope
 from tests import selection
 from tests.catalogue import CATALOGUE
-from tests.selection import FIXED, TURNS, Selection, changed, entries, in_turn, left_out
+from tests.selection import EIGHTHS, FIXED, TURNS, Selection, changed, entries, in_turn, left_out
 
 CATALOGUE_PATH = pathlib.Path(selection.__file__).parent / "catalogue.py"
+COMMITS = range(30, 30 + EIGHTHS)  # numbers of commits in which each eighth is taken once
 
 
 @pytest.mark.slow
@@ -129,15 +130,15 @@ def test_a_changed_rule_is_taken_with_the_files_that_use_it(monkeypatch):
     ],
 )
 def test_a_changed_module_is_taken_with_the_tests_of_its_folder(monkeypatch, path, tests):
-    assert all(chosen(monkeypatch, f"gradtx/{path}", number=n).takes_file(tests) for n in range(4))
+    assert all(chosen(monkeypatch, f"gradtx/{path}", number=n).takes_file(tests) for n in COMMITS)
 
 
-def test_of_a_changed_engine_each_case_is_taken_in_four_commits(monkeypatch):
+def test_of_a_changed_engine_each_case_is_taken_in_eight_commits(monkeypatch):
     paths = ["gradtx/engine/lift.py"]
-    outs = [left_out(sweep(), chosen(monkeypatch, *paths, number=n)) for n in range(30, 34)]
+    outs = [left_out(sweep(), chosen(monkeypatch, *paths, number=n)) for n in COMMITS]
     outs = list(map(names, outs))
     assert set.intersection(*outs) <= set(CATALOGUE) - changed({"gradtx.engine.lift"})
-    assert all(100 < len(out) < 220 for out in outs)
+    assert all(150 < len(out) < 230 for out in outs)
 
 
 def test_of_a_changed_docstring_only_what_reads_it_is_taken(monkeypatch):
@@ -186,19 +187,16 @@ def test_all_is_taken_of_a_changed_test_and_where_nothing_is_known(monkeypatch, 
 
 
 def test_what_all_tests_share_counts_as_a_change_of_every_module(monkeypatch):
-    outs = [
-        names(left_out(sweep(), chosen(monkeypatch, "tests/conftest.py", number=n)))
-        for n in range(30, 34)
-    ]
+    runs = [chosen(monkeypatch, "tests/conftest.py", number=n) for n in COMMITS]
+    outs = [names(left_out(sweep(), run)) for run in runs]
     assert set.intersection(*outs) == set()
-    assert all(100 < len(out) < 220 for out in outs)
-    runs = [chosen(monkeypatch, "tests/conftest.py", number=n) for n in range(30, 34)]
+    assert all(150 < len(out) < 230 for out in outs)
     assert all(any(run.takes_file(m) for run in runs) for m in selection.modules() if ".test_" in m)
     assert not all(runs[0].takes_file(m) for m in selection.modules() if ".test_" in m)
 
 
 def test_a_changed_helper_takes_the_files_that_import_it(monkeypatch):
-    for number in range(4):
+    for number in COMMITS:
         selected = chosen(monkeypatch, "tests/distributed/meshes.py", number=number)
         assert selected.takes_case("tests.distributed.test_catalogue", "a test", "adam_mini")
 
@@ -213,20 +211,20 @@ def test_files_of_which_it_cannot_be_seen_what_they_reach_take_turns(monkeypatch
     assert "tests.wrappers.test_store" in unseen
     assert set(unseen) >= selection.WHOLE
     unseen = set(unseen) - selection.WHOLE
-    runs = [chosen(monkeypatch, path, number=n) for n in range(30, 34)]
+    runs = [chosen(monkeypatch, path, number=n) for n in COMMITS]
     assert all(any(run.takes_file(module) for run in runs) for module in unseen)
     assert sum(runs[0].takes_file(module) for module in unseen) < len(unseen) / 2
     assert all(runs[0].takes_file(module) for module in selection.WHOLE)
 
 
 def test_the_file_of_a_changed_module_is_taken(monkeypatch):
-    for n in range(4):
+    for n in COMMITS:
         selected = chosen(monkeypatch, "gradtx/ownership/owners.py", number=n)
         assert selected.takes_file("tests.engine.test_owners")
 
 
 def test_a_file_that_sees_mutants_of_a_changed_module_is_taken(monkeypatch):
-    for n in range(4):
+    for n in COMMITS:
         selected = chosen(monkeypatch, "gradtx/storage/dithered.py", number=n)
         assert selected.takes_file("tests.storage.test_formats")
         selected = chosen(monkeypatch, "gradtx/numerics/control.py", number=n)
