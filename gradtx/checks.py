@@ -13,7 +13,7 @@ import re
 import types
 import typing
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import jax
@@ -53,11 +53,10 @@ class Range(NamedTuple):
     integer: bool = False
     at_start: bool = False
 
-    def __contains__(self, values: Any) -> bool:
-        """Whether a number is in the range, or each number of an array."""
-        above = values > self.low if self.low_open else values >= self.low
-        below = values < self.high if self.high_open else values <= self.high
-        return bool(np.all(above & below))
+    def __contains__(self, value: Any) -> bool:
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return above and below
 
     def __str__(self) -> str:
         left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
@@ -361,13 +360,19 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
         raise ValueError(f"{where}: {name} must be {allowed}, and fit into a float") from None
     if allowed.integer and number > _LARGEST:
         raise ValueError(f"{where}: {name} must be {allowed} and of 32 bits, not {value!r}")
-    if number not in allowed:
-        hint = _ascent(where, name, number)
-        raise ValueError(f"{where}: {name} must be {allowed}, not {value!r}{hint}")
+    _check_range(where, name, value, [number], allowed)
 
 
-def _ascent(where: str, name: str, values: Any) -> str:
-    if name != "learning_rate" or not np.any(values < 0):
+def _check_range(where: str, name: str, value: Any, values: Sequence[Any], allowed: Range) -> None:
+    """Raise ValueError unless all numbers of an argument are in its range."""
+    outside = [x for x in values if x not in allowed]
+    if outside:
+        ascent = _ascent(where, name, outside)
+        raise ValueError(f"{where}: {name} must be {allowed}, not {value!r:.80}{ascent}")
+
+
+def _ascent(where: str, name: str, outside: Iterable[Any]) -> str:
+    if name != "learning_rate" or not any(x < 0 for x in outside):
         return ""
     return f"; to ascend, chain(scale(-1.0), {where}(...)) turns gradients round"
 
@@ -383,7 +388,7 @@ def check_first_value(where: str, name: str, schedule: Any, first: Any, allowed:
         return
     raise ValueError(
         f"{where}: {name} must be {allowed}, and {schedule!r:.80} starts at {float(first):g}"
-        f"{_ascent(where, name, float(first))}"
+        f"{_ascent(where, name, [float(first)])}"
     )
 
 
@@ -504,12 +509,11 @@ def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
             f"{where}: {name} is an array of {value.dtype}, in which nothing can be computed: make "
             "it one of float32"
         )
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and np.any(value > _LARGEST):
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "c":
+        return
+    if value.dtype.kind in "iu" and np.any(value > _LARGEST):
         raise ValueError(f"{where}: {name} is an array of integers beyond 32 bits: {value!r:.80}")
-    if isinstance(value, np.ndarray) and value.dtype.kind != "c" and value not in allowed:
-        raise ValueError(
-            f"{where}: {name} must be {allowed}, not {value!r:.80}{_ascent(where, name, value)}"
-        )
+    _check_range(where, name, value, value.ravel().tolist(), allowed)
 
 
 # Schedules already checked: an optimizer passes its schedules on to the builders it is made of.

@@ -5,19 +5,20 @@ examples in their docstrings together. `changed` takes
 
 - from sweeps, the cases of each transformation that has changed since the last whole run (in its
   entry in the catalogue, or in a module of gradtx that one of its builders imports, directly or
-  not); if most have changed, an eighth of these cases, in turn;
+  not); if most have changed, one in PARTS of these cases, in turn;
 - from other tests, those in files that reach a changed module, by imports and by the names of
-  gradtx that they use; if most transformations have changed, an eighth of these files, in turn, and
-  the files that have the name of a changed module or say that they see mutants of it; of the files
-  whose reach cannot be seen those in the folder of a changed module, and an eighth of the others;
+  gradtx that they use; if most transformations have changed, one in PARTS of these files, in turn,
+  and the files that have the name of a changed module or say that they see mutants of it; of the
+  files whose reach cannot be seen those in the folder of a changed module, and of the others one in
+  PARTS;
 - the cases of FIXED, which cover each scope, each composition and the main wrappers, and the tests
   of WHOLE.
 
 Both take in turn a twentieth of the transformations and of the files, by the number of the commit.
 A file of tests is taken whole if it has changed, but for its marks of what is slow, or a helper
-that it imports has; of its sweeps an eighth, where most transformations have changed. If what all
-tests share has changed, that counts as a change of every module. All is taken if git cannot tell.
-`tests/whole_run.json` names the commit of the last whole run.
+that it imports has; of its sweeps one case in PARTS, where most transformations have changed. If
+what all tests share has changed, that counts as a change of every module. All is taken if git
+cannot tell. `tests/whole_run.json` names the commit of the last whole run.
 
     python -m tests.selection [all|changed|turn]         says how much is taken now
 """
@@ -41,7 +42,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 WHOLE_RUN = re.compile("^The last whole run, .*\n", re.MULTILINE)
 SWEEP = 30  # a test with cases for so many transformations is a sweep
 TURNS = 20  # every slow case is taken once in so many commits
-EIGHTHS = 8  # where most transformations have changed: in so many
+PARTS = 8  # where most transformations have changed: in so many, in turn
 
 # What a test file says of modules of which it sees mutants, though neither its name nor its imports
 # show that, or others are nearer: their last names, or what their sources have.
@@ -290,7 +291,7 @@ class Selection:
         if self.everything or name in self.always:
             return True
         touched = name in self.changed or self._is_changed(module)
-        return touched and (not self.most or self._in_its_eighth(f"{test} {name}"))
+        return touched and (not self.most or self._in_its_part(f"{test} {name}"))
 
     def _is_changed(self, module):
         """Whether a file has changed, be it in words, or what tests in it share with others."""
@@ -308,8 +309,8 @@ class Selection:
         source = "" if path is None else path.read_text()
         return any(means(text, name, source) for text in said(modules()[module]))
 
-    def _in_its_eighth(self, text):
-        return (zlib.crc32(text.encode()) + self.number) % EIGHTHS == 0
+    def _in_its_part(self, text):
+        return (zlib.crc32(text.encode()) + self.number) % PARTS == 0
 
     @functools.cached_property
     def _folders(self):
@@ -333,12 +334,15 @@ class Selection:
             return True
         touched = bool(self.touched) if reached is None else bool(reached & self.touched)
         in_part = self.most or reached is None
-        return (touched or self.shared) and (not in_part or self._in_its_eighth(module))
+        return (touched or self.shared) and (not in_part or self._in_its_part(module))
 
     def __str__(self):
         if self.everything:
             return "slow tests: all"
-        names, part = len(self.always | self.changed), ", an eighth of them" if self.most else ""
+        names, part = (
+            len(self.always | self.changed),
+            f", one in {PARTS} of them" if self.most else "",
+        )
         tests = [module for module in modules() if module.rpartition(".")[2].startswith("test_")]
         files = sum(map(self.takes_file, tests))
         return (

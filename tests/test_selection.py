@@ -9,10 +9,10 @@ import gradtx
 from gradtx.core.traits import Scope
 from tests import selection
 from tests.catalogue import CATALOGUE
-from tests.selection import EIGHTHS, FIXED, TURNS, Selection, changed, entries, in_turn, left_out
+from tests.selection import FIXED, PARTS, TURNS, Selection, changed, entries, in_turn, left_out
 
 CATALOGUE_PATH = pathlib.Path(selection.__file__).parent / "catalogue.py"
-COMMITS = range(30, 30 + EIGHTHS)  # numbers of commits in which each eighth is taken once
+COMMITS = range(30, 30 + PARTS)  # numbers of commits in which each part is taken once
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_changed_module_is_taken_with_the_tests_of_its_folder(monkeypatch, pat
     assert all(chosen(monkeypatch, f"gradtx/{path}", number=n).takes_file(tests) for n in COMMITS)
 
 
-def test_of_a_changed_engine_each_case_is_taken_in_eight_commits(monkeypatch):
+def test_of_a_changed_engine_each_case_is_taken_in_as_many_commits_as_there_are_parts(monkeypatch):
     paths = ["gradtx/engine/lift.py"]
     outs = [left_out(sweep(), chosen(monkeypatch, *paths, number=n)) for n in COMMITS]
     outs = list(map(names, outs))

@@ -189,21 +189,14 @@ def take_step(
 _DIFFERENT = "the new and the old tensors are different trees"
 
 
-def _pairs(new_tensors: Params, old_tensors: Params) -> tuple[list[tuple[Any, Any]], Any]:
-    """The leaves of two trees, new and old, and their structure.
-
-    Raises:
-        ValueError: the trees differ, or the shapes of two leaves.
-    """
-    leaves, treedef = leaves_with_path(new_tensors)
-    old_leaves = aligned(_DIFFERENT, new_tensors, treedef, old_tensors)
-    for (path, new), old in zip(leaves, old_leaves, strict=True):
-        if new is not None and jnp.shape(new) != jnp.shape(old):
+def _check_shapes(new: list[tuple[Any, Any]], old: list[Any]) -> None:
+    """Raise ValueError where a new leaf, which is beside its path, has not the old one's shape."""
+    for (path, x), before in zip(new, old, strict=True):
+        if x is not None and jnp.shape(x) != jnp.shape(before):
             raise ValueError(
-                f"at {path_string(path)!r} the new tensor is {jnp.shape(new)} and the old one "
-                f"{jnp.shape(old)}"
+                f"at {path_string(path)!r} the new tensor is {jnp.shape(x)} and the old one "
+                f"{jnp.shape(before)}"
             )
-    return [(new, old) for (_, new), old in zip(leaves, old_leaves, strict=True)], treedef
 
 
 def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any) -> ParamsT:
@@ -234,9 +227,10 @@ def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any
         inexact = jnp.issubdtype(old.dtype, jnp.inexact)
         return (moved if inexact else jnp.round(moved)).astype(old.dtype)
 
-    pairs, treedef = _pairs(new_tensors, old_tensors)
-    moved: ParamsT = treedef.unflatten([on_leaf(new, old) for new, old in pairs])
-    return moved
+    leaves, treedef = leaves_with_path(new_tensors)
+    old = aligned(_DIFFERENT, new_tensors, treedef, old_tensors)
+    _check_shapes(leaves, old)
+    return treedef.unflatten([on_leaf(new, x) for (_, new), x in zip(leaves, old, strict=True)])
 
 
 def periodic_update(
@@ -259,8 +253,9 @@ def periodic_update(
     """
     if isinstance(update_period, int) and update_period < 1:
         raise ValueError(f"update_period must be at least 1, not {update_period}")
-    if leaves_with_path(new_tensors)[1] != leaves_with_path(old_tensors)[1]:
+    (new, treedef), (old, other) = map(leaves_with_path, (new_tensors, old_tensors))
+    if treedef != other:
         raise ValueError(f"{_DIFFERENT}: {first_difference(new_tensors, old_tensors)}")
-    _pairs(new_tensors, old_tensors)
+    _check_shapes(new, [x for _, x in old])
     take = jnp.mod(steps, update_period) == 0
     return jax.lax.cond(take, lambda: new_tensors, lambda: old_tensors)

@@ -133,7 +133,7 @@ def _per_step(every: Any, size: int) -> int:
 def _check_own(axis_name: AxisName, updates: Updates) -> None:
     """Raise ValueError unless each device has gradients of its own."""
     present = [(path, g) for path, g in leaves_with_path(updates)[0] if g is not None]
-    arrays = [(path, gradient(g.values if is_rows(g) else g, path)) for path, g in present]
+    arrays = ((path, gradient(g.values if is_rows(g) else g, path)) for path, g in present)
     for path in same_on_all(axis_name, arrays):
         raise ValueError(
             f"local_sgd: the gradient at {path_string(path)!r} is the same on all devices of "

@@ -1,6 +1,6 @@
 """Axes over which devices communicate: those that are bound here, and reductions over them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import jax
@@ -105,8 +105,11 @@ def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]
         )
 
 
-def same_on_all(axis_name: AxisName, leaves: list[tuple[Any, Any]]) -> list[Any]:
-    """The paths of leaves of which ``shard_map`` knows that devices along the axis share them."""
+def same_on_all(axis_name: AxisName, leaves: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """The paths of leaves of which ``shard_map`` knows that devices along the axis share them.
+
+    The leaves are not looked at where it keeps no account.
+    """
     names = set(axes_of(axis_name))
     if not keeps_account(axis_name):
         return []
