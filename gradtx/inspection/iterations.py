@@ -29,6 +29,11 @@ def step_counters(state: State) -> Iterator[tuple[Any, int]]:
             yield from step_counters(part)
 
 
+def is_accumulation(state: State) -> bool:
+    """Whether a state is that of :func:`accumulate`, of `MultiSteps`, or of Optax's."""
+    return {"mini_step", "gradient_step", "acc_grads"} <= set(getattr(state, "_fields", ()))
+
+
 def iterations(state: State) -> Array:
     """How many steps a state has seen, Keras's ``optimizer.iterations``.
 

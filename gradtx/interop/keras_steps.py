@@ -14,7 +14,7 @@ from gradtx.core.pair import GradientTransformation
 from gradtx.core.traits import Links
 from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.hyperparams import hyperparams, replace
-from gradtx.inspection.iterations import iterations, step_counters
+from gradtx.inspection.iterations import is_accumulation, iterations, step_counters
 from gradtx.inspection.slots import map_slots, walk_slots
 from gradtx.leaves.paths import path_string
 from gradtx.numerics import cast, own_copy
@@ -49,7 +49,7 @@ def _window(tx: GradientTransformation, state: Any) -> tuple[GradientTransformat
     """The accumulation that all gradients pass through, with its state; None if there is none."""
     if tx.facet(Estimator) is not None:
         return _window(optimizer_of(tx), inner_state_of(tx, state))
-    if {"mini_step", "gradient_step"} <= set(getattr(state, "_fields", ())):
+    if is_accumulation(state):
         return tx, state
     links = tx.facet(Links)
     pairs = zip(links.each, links.states(state), strict=True) if links else ()

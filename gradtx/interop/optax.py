@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.inspection.iterations import is_accumulation
 from gradtx.leaves.paths import is_leaf
 from gradtx.types import Params, State
 
@@ -113,7 +114,7 @@ def _restated(state: Any, like: Any, where: str, path: str) -> Any:
                 f"{where}: {path} is {type(state).__name__}{more}, not {type(like).__name__}: "
                 "is it of another transformation?"
             )
-        if {"mini_step", "acc_grads"} <= set(like._fields):
+        if is_accumulation(like):
             # Optax adds to the sum, which states saved by early versions kept after a window.
             started = jnp.asarray(state.mini_step) > 0
             empty = jax.tree.map(lambda a: jnp.where(started, a, 0), state.acc_grads)

@@ -18,6 +18,7 @@ from gradtx.core.traits import Links
 from gradtx.declarations.declaration import read_by_people
 from gradtx.declarations.scheduled import ScheduledState
 from gradtx.engine.leaves import parameter
+from gradtx.inspection.iterations import is_accumulation
 from gradtx.leaves.packed import packed_like, unpack
 from gradtx.leaves.paths import Where, leaves_with_path, merge, select
 from gradtx.leaves.rows import is_rows
@@ -205,11 +206,7 @@ def _waits(
 
 def _collects(state: State) -> Array:
     """Whether a window of :func:`accumulate` has begun and not ended."""
-
-    def is_window(x: Any) -> bool:
-        return {"mini_step", "gradient_step", "acc_grads"} <= set(getattr(x, "_fields", ()))
-
-    within = filter(is_window, jax.tree.leaves(state, is_leaf=is_window))
+    within = filter(is_accumulation, jax.tree.leaves(state, is_leaf=is_accumulation))
     return functools.reduce(jnp.logical_or, [x.mini_step > 0 for x in within], jnp.array(False))
 
 
