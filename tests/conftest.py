@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config, items):
         for i, item in enumerate(found):
             if i not in chosen:
                 item.add_marker(pytest.mark.slow)
-    from tests.selection import FIXED, left_out, names_of_sweeps, since_last_whole_run
+    from tests.selection import FIXED, left_out, names_of_sweeps, since_last_passed
 
     # Of a sweep over the catalogue a newcomer's suite has those that cover the others.
     quick = [item for item in items if not item.get_closest_marker("slow")]
@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config, items):
         if name not in FIXED:
             item.add_marker(pytest.mark.slow)
     if config.getoption("slow") != "all":
-        out = left_out(items, since_last_whole_run(config.getoption("slow") == "changed"))
+        out = left_out(items, since_last_passed(config.getoption("slow") == "changed"))
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
 

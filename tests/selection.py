@@ -3,9 +3,9 @@
 A sweep is a test with a case for each of many transformations of the catalogue, and so are the
 examples in their docstrings together. `changed` takes
 
-- from sweeps, the cases of each transformation that has changed since the last whole run (in its
-  entry in the catalogue, or in a module of gradtx that one of its builders imports, directly or
-  not); if most have changed, one in PARTS of these cases, in turn;
+- from sweeps, the cases of each transformation that has changed (in its entry in the catalogue, or
+  in a module of gradtx that one of its builders imports, directly or not); if most have changed,
+  one in PARTS of these cases, in turn;
 - from other tests, those in files that reach a changed module, by imports and by the names of
   gradtx that they use; if most transformations have changed, one in PARTS of these files, in turn,
   and the files that have the name of a changed module or say that they see mutants of it; of the
@@ -18,9 +18,13 @@ Both take in turn a twentieth of the transformations and of the files, by the nu
 A file of tests is taken whole if it has changed, but for its marks of what is slow, or a helper
 that it imports has; of its sweeps one case in PARTS, where most transformations have changed. If
 what all tests share has changed, that counts as a change of every module. All is taken if git
-cannot tell. `tests/whole_run.json` names the commit of the last whole run.
+cannot tell.
+
+Changed is what differs from the last commit that is known to have passed. `tests/whole_run.json`
+names that of the last whole run, and the last to have landed since, of which one tells it:
 
     python -m tests.selection [all|changed|turn]         says how much is taken now
+    python -m tests.selection landed COMMIT              notes that CI has passed for a commit
 """
 
 import ast
@@ -71,9 +75,10 @@ def git(*arguments):
     return done.stdout if done.returncode == 0 else None
 
 
-def last_whole_run():
-    """The commit of which everything was tested, if it is known."""
-    return json.loads(RECORD.read_text())["commit"] if RECORD.exists() else None
+def last_passed():
+    """The commit that landed last, or else that of the last whole run, if one is known."""
+    said = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return said.get("landed", said.get("commit"))
 
 
 @functools.cache
@@ -263,9 +268,9 @@ class Selection:
     """Which slow tests a run takes.
 
     Args:
-        touched: what has changed since the last whole run; None if that is not known.
+        touched: what has changed since the last commit that passed; None if that is not known.
         changed_too: whether to take what has changed since, or only what is fixed and in turn.
-        since: the commit of the last whole run, from which the catalogue before is read.
+        since: the last commit that passed, from which the catalogue before is read.
     """
 
     def __init__(self, touched, changed_too=True, since=None):
@@ -351,9 +356,9 @@ class Selection:
         )
 
 
-def since_last_whole_run(changed_too=True):
+def since_last_passed(changed_too=True):
     """The selection for what has changed since then."""
-    commit = last_whole_run()
+    commit = last_passed()
     return Selection(changed_since(commit), changed_too, commit)
 
 
@@ -404,8 +409,20 @@ def record(duration, result):
         "duration": duration,
         "result": result.strip("= \n"),
     }
-    RECORD.write_text(json.dumps(said, indent=2) + "\n")
+    write(said)
     PAGE.write_text(WHOLE_RUN.sub(sentence(said), PAGE.read_text()))
+
+
+def landed(commit):
+    """Note that CI has passed for a commit: what follows is compared with it."""
+    known = (git("rev-parse", "--verify", f"{commit}^{{commit}}") or "").strip()
+    if not known:
+        raise SystemExit(f"git knows no commit {commit}")
+    write(json.loads(RECORD.read_text()) | {"landed": known})
+
+
+def write(said):
+    RECORD.write_text(json.dumps(said, indent=2) + "\n")
 
 
 def sentence(said):
@@ -419,5 +436,7 @@ if __name__ == "__main__":
     how, *words = sys.argv[1:] or ["changed"]
     if how == "record":
         record(*words)
+    elif how == "landed":
+        landed(*words)
     else:
-        print("slow tests: all" if how == "all" else since_last_whole_run(how == "changed"))
+        print("slow tests: all" if how == "all" else since_last_passed(how == "changed"))

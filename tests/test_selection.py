@@ -89,7 +89,7 @@ def sweep(slow=True):
 
 
 def chosen(monkeypatch, *paths, number=7, changed_too=True):
-    """The selection where these files differ from the last whole run; None: git does not know."""
+    """The selection where these files differ from the last that passed; None: git does not know."""
     said = None if None in paths else "".join(f"{path}\n" for path in paths)
 
     def git(*words):
@@ -201,8 +201,42 @@ def test_a_changed_helper_takes_the_files_that_import_it(monkeypatch):
         assert selected.takes_case("tests.distributed.test_catalogue", "a test", "adam_mini")
 
 
-def test_all_is_taken_where_no_whole_run_is_known():
+def test_all_is_taken_where_no_run_is_known(monkeypatch, tmp_path):
     assert left_out(sweep(), Selection(None)) == set()
+    monkeypatch.setattr(selection, "RECORD", tmp_path / "none.json")
+    assert selection.since_last_passed().everything
+
+
+def test_changes_are_those_since_the_last_commit_that_landed_or_had_a_whole_run(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(selection, "RECORD", tmp_path / "run.json")
+    monkeypatch.setattr(selection, "PAGE", tmp_path / "page.md")
+    selection.PAGE.write_text("")
+    asked = []
+
+    def git(*words):
+        asked.append(words)
+        return "7" if "--count" in words else "a1\n" if "HEAD" in words else "b2\n"
+
+    monkeypatch.setattr(selection, "git", git)
+    selection.record("9 minutes", "5 passed")
+    assert selection.last_passed() == "a1"
+    selection.landed("its name")
+    assert selection.last_passed() == "b2"
+    assert json.loads(selection.RECORD.read_text())["commit"] == "a1"
+    selection.since_last_passed()
+    assert ("diff", "--name-only", "b2", "--") in asked
+    selection.record("9 minutes", "5 passed")
+    assert selection.last_passed() == "a1"
+
+
+def test_a_commit_that_git_does_not_know_has_not_landed(monkeypatch):
+    monkeypatch.setattr(selection, "git", lambda *_: None)
+    before = selection.RECORD.read_text()
+    with pytest.raises(SystemExit, match="no commit nowhere"):
+        selection.landed("nowhere")
+    assert selection.RECORD.read_text() == before
 
 
 @pytest.mark.parametrize("path", ["gradtx/losses/ctc.py", "gradtx/engine/lift.py"])
