@@ -8,7 +8,16 @@ import jax
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.views import OnPart
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.leaves.paths import Where, are_alike, chosen, is_leaf, mask_prefix, mask_tree, merge
+from gradtx.leaves.paths import (
+    Where,
+    are_alike,
+    chosen,
+    is_leaf,
+    mask_prefix,
+    mask_tree,
+    merge,
+    select,
+)
 from gradtx.leaves.whole import part_of_whole
 from gradtx.types import COUNTER, MaskedInnerState, Params, PyTree, State, Updates, fields_of
 
@@ -55,6 +64,16 @@ def _asked(updates: Updates, params: Params | None) -> PyTree:
     return params if are_alike(params, updates) else updates
 
 
+def refusing(tx: GradientTransformation, where: Where | None) -> Callable[[Params], State]:
+    """The `init` of a transformation, with an error for a mask that does not fit the parameters."""
+
+    def init(params: Params) -> State:
+        select(params, where)
+        return tx.init(params)
+
+    return init
+
+
 def split_by_mask(
     where: Where | None, tx: GradientTransformation, other: GradientTransformation
 ) -> GradientTransformation:
@@ -75,7 +94,7 @@ def split_by_mask(
         others, after = second.update(rest, after, params, **inner_step.extra_args)
         return merge(new, others), after
 
-    return around(first, None, run, parts=(first, second))
+    return around(first, refusing(first, where), run, parts=(first, second))
 
 
 @transformation(update_size="proportional")

@@ -26,10 +26,10 @@ from gradtx.engine.lift import (
     widened,
 )
 from gradtx.engine.scopes import scope
-from gradtx.leaves.paths import Where, mask_tree, spread
+from gradtx.leaves.paths import Where, mask_tree, select, spread
 from gradtx.leaves.rows import Rows
 from gradtx.numerics import cast, scalar_dtype
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, Params, PyTree
 
 
 @scope
@@ -85,9 +85,13 @@ def treewise(
     lifted = Rule(Scope.TREE, state, rule, on_rows=rows)
     wanted = inspect.signature(rule).parameters
     transform = _all_leaves(lifted, mask, beside or {}, frozenset(wanted))
-    return lift(
-        lifted, each_slots(state, slots), transform, start=start, takes_params="p" in wanted
-    )
+    slots_of_each = each_slots(state, slots)
+
+    def first(params: Params, leaves: list[Any], paths: list[Any]) -> list[Any]:
+        select(params, mask)  # a mask that does not fit is refused before the first step
+        return slots_of_each(params, leaves, paths)
+
+    return lift(lifted, first, transform, start=start, takes_params="p" in wanted)
 
 
 def _all_leaves(

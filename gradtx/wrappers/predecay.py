@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Fraction
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.masking import refusing
 from gradtx.composition.nearest import Penalty
 from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import needed
@@ -49,7 +50,8 @@ def decay_first(
     State: that of `inner`, in a `ScheduledState` for a schedule.
 
     Raises:
-        ValueError: ``update`` is called without parameters.
+        ValueError: ``update`` is called without parameters; in ``init`` a pattern of `mask` matches
+            no leaf, or the mask does not fit the parameters.
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = decay_first(gradtx.sgd(0.5), 0.25)
@@ -73,4 +75,4 @@ def decay_first(
         )
         return merge(moved, updates), state
 
-    return around(inner, None, run).with_facets(Penalty({"decay": decay}))
+    return around(inner, refusing(inner, mask), run).with_facets(Penalty({"decay": decay}))

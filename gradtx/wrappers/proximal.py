@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from gradtx import projections, tree
 from gradtx.checks import check_constant, check_function
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.masking import refusing
 from gradtx.composition.nearest import Nearest
 from gradtx.composition.scalings import Scaling, beyond_scalings
 from gradtx.core.explanations import name_of
@@ -89,7 +90,8 @@ def proximal(
 
     Raises:
         ValueError: there is no penalty of that name; `inner` is a preconditioner, or has momentum;
-            ``update`` is called without parameters; the map returns another tree.
+            ``update`` is called without parameters; the map returns another tree; in ``init`` a
+            pattern of `where` matches no leaf, or the mask does not fit the parameters.
         TypeError: the penalty cannot be called with a tree, a rate and `arguments`; one of these is
             a schedule; an update is `Rows`.
 
@@ -150,9 +152,10 @@ def proximal(
 
     def init(params: Params) -> State:
         previous = map_present(lambda p: own_copy(widen(parameter(p))), params)
-        return ProximalState(tx.init(params), previous, jnp.ones([], jnp.float32))
+        return ProximalState(first(params), previous, jnp.ones([], jnp.float32))
 
-    start, run = (init, extrapolated) if accelerated else (None, plain)
+    first = refusing(tx, where)
+    start, run = (init, extrapolated) if accelerated else (first, plain)
     return around(tx, start, run, facets=(Nearest(mapped, where, at_own_rate=True),))
 
 

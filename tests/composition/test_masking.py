@@ -2,6 +2,9 @@
 
 # Sees mutants of: checks.
 
+import inspect
+from typing import get_args
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.leaves.paths import Where
 from tests.catalogue import CATALOGUE
 from tests.quick import quick
 
@@ -45,6 +49,25 @@ PARAMS = {"a": jnp.ones(3), "b": {"c": jnp.ones((2, 2)), "d": jnp.ones(1)}}
 def test_bad_masks(build, mask, message):
     with pytest.raises(ValueError, match=message):
         build(mask).init(PARAMS)
+
+
+@pytest.mark.slow
+def test_every_mask_that_chooses_nothing_is_refused_by_init():
+    """Before a step is compiled, whatever the argument is called."""
+    tried = []
+    for name in CATALOGUE:
+        build = getattr(gradtx, name)
+        takes = inspect.signature(build.builder.function).parameters
+        masks = [n for n, p in takes.items() if Where in (p.annotation, *get_args(p.annotation))]
+        for argument in masks:
+            given = CATALOGUE[name].make().declaration.arguments | {argument: "z"}
+            if not given.get("weight_decay", 1):  # then nothing decays, and no mask is asked
+                given["weight_decay"] = 0.1
+            with pytest.raises(ValueError, match="'z' matches no leaf"):
+                build(**given).init(PARAMS)
+            tried.append(argument)
+    assert len(tried) > 70
+    assert {"mask", "weight_decay_mask", "trust_ratio_mask", "where", "tables"} <= set(tried)
 
 
 @pytest.mark.parametrize("build", [lambda m: gradtx.masked(gradtx.adam(0.1), m), gradtx.freeze])
