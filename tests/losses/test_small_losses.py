@@ -1,5 +1,7 @@
 """Losses of float32 logits keep five digits, however small they are: against double precision."""
 
+# Sees mutants of: arguments, classification.
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +91,28 @@ def test_what_is_ignored():
     )
     ours = dense(x, y, ignore_index=-100)
     np.testing.assert_allclose(ours.sum() / counts.sum(), theirs.numpy(), rtol=1e-6)
+
+
+def test_a_mask_of_the_entries_of_two_classes():
+    """The label's own entry is masked in the first example, and the other one in the second."""
+    x, y = jnp.array([[1.0, 3.0], [1.0, 3.0]]), jnp.array([1, 1])
+    where = jnp.array([[True, False], [False, True]])
+    loss = losses.softmax_cross_entropy_with_integer_labels(x, y, where=where)
+    np.testing.assert_array_equal(loss, [-2.0, 0.0])  # the entry that is left minus the label's
+
+
+def test_a_derivative_along_a_direction():
+    """Forward, where `jax.grad` would not see what is added to each."""
+    rng = np.random.default_rng(0)
+    x, v = rng.normal(size=(2, 3, K)).astype(np.float32)
+    y = jnp.array([0, 3, 1])
+
+    def loss(x):
+        return losses.softmax_cross_entropy_with_integer_labels(x, y)
+
+    p = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    want = ((p - np.eye(K)[y]) * v).sum(-1)
+    np.testing.assert_allclose(jax.jvp(loss, (x,), (v,))[1], want, rtol=1e-5)
 
 
 def test_the_absolute_error():
