@@ -65,7 +65,8 @@ LONG_EXAMPLES = {
     *("exact_rows", "forward_gradients", "guard_report", "in_storage_of", "kron", "lbfgs"),
     *("multiclass_sparsemax_loss", "ntxent", "per_example_global_norm_clip", "plot_runs"),
     *("poly_loss_cross_entropy", "projection_birkhoff", "projection_box_section", "root_plus"),
-    *("rounded_to", "safe_norm", "soap", "sweep"),
+    *("rounded_to", "safe_norm", "sigmoid_focal_loss", "soap", "softmax_cross_entropy", "sweep"),
+    *("softmax_cross_entropy_with_integer_labels", "zoom_linesearch"),
 }
 
 

@@ -179,6 +179,7 @@ def test_the_first_step_of_a_process_compiles_once():
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ}, cwd=ROOT.parent)
 
 
+@pytest.mark.slow
 def test_importing_and_building_touch_no_device():
     """They may come before ``jax.distributed.initialize``, and before a process is forked."""
     program = (

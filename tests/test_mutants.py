@@ -44,6 +44,7 @@ def test_the_modules_that_test_files_name_are_there():
     assert not [text for text in parts if text.isidentifier()]
 
 
+@pytest.mark.slow
 def test_the_record_of_the_run_has_its_form():
     entries = mutants.recorded()
     assert list(entries) == sorted(entries)

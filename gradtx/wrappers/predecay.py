@@ -50,8 +50,8 @@ def decay_first(
     State: that of `inner`, in a `ScheduledState` for a schedule.
 
     Raises:
-        ValueError: ``update`` is called without parameters; in ``init`` a pattern of `mask` matches
-            no leaf, or the mask does not fit the parameters.
+        ValueError: ``update`` is called without parameters; in ``init`` a path pattern of `mask`
+            matches no leaf, or the mask does not fit the parameters.
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = decay_first(gradtx.sgd(0.5), 0.25)

@@ -91,7 +91,7 @@ def proximal(
     Raises:
         ValueError: there is no penalty of that name; `inner` is a preconditioner, or has momentum;
             ``update`` is called without parameters; the map returns another tree; in ``init`` a
-            pattern of `where` matches no leaf, or the mask does not fit the parameters.
+            path pattern of `where` matches no leaf, or the mask does not fit the parameters.
         TypeError: the penalty cannot be called with a tree, a rate and `arguments`; one of these is
             a schedule; an update is `Rows`.
 

@@ -80,6 +80,7 @@ def test_moving_averages_of_trees_like_optax():
     assert gradtx.incremental_update(1.0, 0.0, 0.25) == 0.25
 
 
+@pytest.mark.slow
 def test_a_copy_is_renewed_at_every_third_step_like_optax():
     new, old = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
     for steps in range(7):

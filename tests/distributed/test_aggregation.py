@@ -201,6 +201,7 @@ def test_rows_of_tables_are_gathered(way):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_whose_indices_have_several_axes_are_gathered():
     tx, ids = gradtx.aggregate("data"), jnp.array([[[0, 1], [1, 3]], [[1, 1], [2, 9]]])
 

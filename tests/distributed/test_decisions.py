@@ -94,6 +94,7 @@ def test_updates_of_a_gate_in_a_shard_map_are_the_same_on_all_devices(name):
     np.testing.assert_array_equal(mapped(jnp.array([BAD, LARGE]))["w"], 0)
 
 
+@pytest.mark.slow
 def test_a_window_ends_on_all_devices():
     tx = gradtx.accumulate(mean_step(1.0), 2, noise_decay=0.9, up_to=8)
     quiet, noisy = [1.0] * 12, [9.0, -7.0] * 6

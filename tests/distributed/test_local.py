@@ -56,6 +56,7 @@ def test_local_sgd_follows_the_algorithm():
     assert until[0].tolist() == [2, 1, 3, 2, 1, 3, 2]
 
 
+@pytest.mark.slow
 def test_diloco_follows_the_algorithm():
     inner, outer = (
         gradtx.sgd(0.1, momentum=0.9),
@@ -177,6 +178,7 @@ def test_an_outer_optimizer_that_aggregates_some_leaves_is_refused(streaming):
             made(stored).init({"w": jnp.ones((4, 64))})
 
 
+@pytest.mark.slow
 def test_a_device_of_weight_0_in_local_sgd():
     tx = gradtx.local_sgd(gradtx.sgd(1.0), 1, "d")
 

@@ -652,6 +652,7 @@ def test_zero_that_divides_nothing_says_so_with_the_size_that_would():
     assert gradtx.state_sharding(gradtx.sgd(1e-3), params, places, zero="data").advice is None
 
 
+@pytest.mark.slow
 def test_a_loaded_state_that_was_not_placed():
     """SOAP's matrices lie in stacks, which devices share out; a file has none."""
     where = on(mesh(data=4), "data")

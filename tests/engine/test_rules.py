@@ -35,6 +35,7 @@ def run(tx):
     return tx.update(P, tx.init(P))
 
 
+@pytest.mark.slow
 def test_the_step_counts_from_1_and_is_a_number():
     def rule(g, s, t):
         return g / t**0.5 + (1 - t) * (2 / t) + (t + 1) - (1 + t) + 0 * (t * 2**t - t / 2), {"m": g}
@@ -142,6 +143,7 @@ def test_what_a_pair_has_beside_its_functions_is_kept():
     assert jax.tree.unflatten(treedef, leaves).step is tx.step
 
 
+@pytest.mark.slow
 def test_the_step_is_compared_as_its_number():
     class Counted(NamedTuple):
         count: gradtx.Counter

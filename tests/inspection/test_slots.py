@@ -85,6 +85,7 @@ class TestGroups:
             gradtx.get_slot(frozen, "mu", "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["int8", "int4_dithered"])
 def test_a_slot_of_one_parameter_leaves_the_codes_of_the_others(codec):
     """Codes that are read and written again are others: a block in int8 has no -1."""
@@ -111,6 +112,7 @@ def test_slots_of_a_wrapper_within_one_of_its_kind_have_names_of_their_own():
         assert gradtx.get_slot(inner, name)[0] == (name != "slow")
 
 
+@pytest.mark.slow
 def test_a_tree_of_which_one_leaf_changes():
     params = {"a": jnp.ones((64, 64)), "b": jnp.ones((64, 64))}
     tx = gradtx.store(gradtx.adam(0.1), "int4", min_size=0)

@@ -106,6 +106,7 @@ def test_boxes_of_linen_are_not_in_paths():
     assert set(flat(boxed)) == {"params/kernel", "params/bias"}
 
 
+@pytest.mark.slow
 def test_roles():
     roles = gradtx.ByRole().roles(params())
     kinds = {path: role.kind for path, role in roles.items()}

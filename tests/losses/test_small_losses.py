@@ -126,6 +126,7 @@ def test_the_absolute_error():
         losses.absolute_error(x, y[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32", "int8"])
 def test_labels_of_any_integer_type(kind):
     x = jnp.array([[[0.0, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]])
@@ -149,6 +150,7 @@ def test_a_mask_of_classes_is_broadcast_before_they_are_counted():
     np.testing.assert_array_equal(got, losses.smooth_labels(y, 0.4))
 
 
+@pytest.mark.slow
 def test_weights_with_more_dimensions_than_logits():
     x, y = jnp.array([0.0, 2.0, -1.0]), jnp.array([1.0, 0.0, 1.0])
     want = losses.sigmoid_focal_loss(x, y, alpha=0.25)

@@ -53,6 +53,7 @@ def test_a_norm_above_all_numbers_has_parts():
     np.testing.assert_allclose(of_number, 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_and_what_is_nothing():
     run = jax.jit(lambda x: norm(x).number)
     assert np.isnan(run(jnp.array([jnp.nan, 1e30])))

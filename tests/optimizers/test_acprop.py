@@ -23,6 +23,7 @@ def test_acprop_is_the_papers(b1):
     oracle.check(gradtx.acprop(0.05, b1, 0.7, 0.1, 0.2, weight_decay=0.3), update)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_new_has_no_second_moment_yet():
     """Its root is 1, as that of all entries is at the first step, and not that of epsilon."""
     tx = gradtx.scale_by_acprop()

@@ -502,6 +502,7 @@ def test_coefficients_may_be_an_array(name):
         chex.assert_trees_all_close(trained(tx), want, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_matrix_of_a_leaf_has_its_own_dual_norm():
     small, large = jnp.eye(2), 10 * jnp.eye(2)
     tx = gradtx.scale_by_muon(adaptive=True, nesterov=False)

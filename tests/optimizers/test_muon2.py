@@ -83,6 +83,7 @@ def test_matrices_of_one_shape_are_independent(factored):
         np.testing.assert_allclose(found, one.update(x, one.init(x))[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_kept():
     """A leaf that is not a matrix is scaled alike in both forms."""
     p = {"b": jnp.ones(3, jnp.bfloat16), "w": jnp.ones((2, 5), jnp.bfloat16)}

@@ -53,6 +53,7 @@ def test_other_leaves_and_decay():
     np.testing.assert_array_equal(bare["b"], -p["b"])
 
 
+@pytest.mark.slow
 def test_blocks_and_other_constants_reach_the_link():
     """Against the link and Muon put together by hand."""
     p = {"w": jnp.float32(oracle.parameters(shape=(4, 6)))}

@@ -140,6 +140,7 @@ def test_a_root_that_fails_leaves_the_one_before():
     assert not np.array_equal(after.left_root[1], before.left_root[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grafting", ["adam", "sgd", "none"])
 def test_matrices_of_two_shapes_alone(grafting):
     """What one shape computes in a branch is unknown in that of another."""

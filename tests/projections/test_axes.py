@@ -72,6 +72,7 @@ def test_a_simplex_in_a_program_that_rounds_its_largest_entry_twice():
     assert bool(jnp.all(jnp.isfinite(found) & (found >= 0)))
 
 
+@pytest.mark.slow
 def test_axes_and_bounds_that_are_arrays():
     x = jnp.array([[3.0, 0.0], [4.0, 1.0]])
     np.testing.assert_array_equal(

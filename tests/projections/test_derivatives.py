@@ -31,6 +31,7 @@ ON_SETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_SETS)
 def test_a_point_of_a_set_moves_along_it(name):
     """Whatever moves it, what all points of the set have in common stays."""
@@ -49,6 +50,7 @@ def test_more_is_divided_by_entries_that_are_not_zero():
     np.testing.assert_allclose(jacobian, [[0.5, -0.5, 0], [-0.5, 0.5, 0], [0, 0, 0]])
 
 
+@pytest.mark.slow
 def test_columns_that_were_normalized_have_no_gradient_along_them():
     rng = np.random.default_rng(0)
     w, v = jnp.asarray(rng.normal(size=(2, 16, 100)), jnp.float32)
@@ -75,6 +77,7 @@ def test_a_ball_without_an_end_has_a_derivative(project, dtype):
     np.testing.assert_array_equal(gradient, jnp.ones(2, dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("project", [pr.projection_l1_ball, pr.projection_l1_sphere])
 def test_complex_entries_turn(project):
     """By differences in the parts of each entry, with the sign of JAX's convention."""

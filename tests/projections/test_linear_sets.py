@@ -134,6 +134,7 @@ def test_one_array_is_no_normal_of_a_tree(name):
         project({"u": jnp.zeros(2), "v": jnp.zeros(2)}, jnp.array([1.0, 0.0]), 1.0)
 
 
+@pytest.mark.slow
 def test_normals_of_integers_and_of_complex_numbers():
     x, a = jnp.array([1.0, 3.0]), jnp.array([2, 0])
     assert pr.projection_hyperplane(x, a, 0.0).tolist() == [0.0, 3.0]

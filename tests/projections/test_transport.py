@@ -27,6 +27,7 @@ def certify(x, p, a, b, atol):
     assert np.sum((p - x) * p) <= best.fun + 1e-7 * (1 + np.abs(x).max())  # HiGHS is off by 1e-7
 
 
+@pytest.mark.slow
 @few
 @given(x=st.lists(st.integers(-3, 3), min_size=M * N, max_size=M * N), size=st.floats(0.01, 100))
 def test_nearest_by_a_linear_program(x, size):
@@ -70,6 +71,7 @@ def test_a_permutation_stays_and_a_forbidden_entry_is_zero():
     assert bool(jnp.all(jnp.isnan(pr.projection_birkhoff(jnp.full((2, 2), jnp.nan)))))
 
 
+@pytest.mark.slow
 def test_matrices_without_entries_or_sums():
     assert pr.projection_birkhoff(jnp.zeros((0, 2, 2))).shape == (0, 2, 2)
     assert pr.projection_birkhoff(jnp.zeros((0, 0))).shape == (0, 0)
@@ -77,6 +79,7 @@ def test_matrices_without_entries_or_sums():
     np.testing.assert_array_equal(pr.projection_transport(x, (0.0, 0.0)), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_row_that_has_no_entry_has_no_sum(turned):
     x, sums = jnp.array([[-jnp.inf, -jnp.inf], [3.0, 5.0]]), (np.array([0.0, 1.0]), 0.5)
@@ -87,6 +90,7 @@ def test_a_row_that_has_no_entry_has_no_sum(turned):
     assert bool(jnp.any(jnp.isnan(transport(x, (0.5, 0.5)))))  # the set is empty
 
 
+@pytest.mark.slow
 def test_what_forbidden_entries_leave_empty_is_nan():
     """Two rows have the first column alone, which cannot be the sum of both."""
     x = jnp.full((3, 3), -jnp.inf).at[:, 0].set(0.0).at[2].set(0.0)

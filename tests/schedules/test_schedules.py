@@ -233,6 +233,7 @@ def test_an_exponential_decay_that_begins_late_has_its_value_before(count):
     assert gradtx.exponential_decay(0.1, 1, 2.0)(10_000 + count) == np.inf
 
 
+@pytest.mark.slow
 def test_a_restart_is_not_early_where_a_logarithm_is_rounded():
     """After 2^20 - 1 decays' lengths; one step before, the logarithm to base 2 is rounded to 20."""
     schedule = gradtx.cosine_restarts_schedule(1.0, 10)
@@ -372,6 +373,7 @@ def test_restarts_of_a_traced_length(t_mul):
     np.testing.assert_allclose(found, 0.8 * restarted(27, 8, t_mul, 0.6, 0.1), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [jnp.int8, jnp.uint8, jnp.uint32])
 def test_unsigned_and_narrow_numbers_of_steps(kind):
     """A period of 200, a fall of more steps than are left, and a difference below 0."""

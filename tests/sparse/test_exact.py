@@ -131,6 +131,7 @@ def check(make, tables=None, **model):
     chex.assert_trees_all_close(state.inner_state, dense, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_slot_fades_for_as_long_as_its_row_was_not_touched():
     """Also after the steps in which the row could still move; who has caught up has missed none."""
     tx, table = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.3)), jnp.zeros((2, 1))
@@ -144,6 +145,7 @@ def test_a_slot_fades_for_as_long_as_its_row_was_not_touched():
     chex.assert_trees_all_equal(sparse.catch_up(tx, *caught_up), caught_up)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_gradient_of_a_table_is_none_for_its_rows():
     inner = gradtx.sgd(1.0, momentum=0.5)
     tx, dense = gradtx.exact_rows(inner), gradtx.dense_rows(inner)
@@ -157,6 +159,7 @@ def test_a_step_without_a_gradient_of_a_table_is_none_for_its_rows():
     chex.assert_trees_all_equal(sparse.catch_up(tx, p, state)[0], whole)
 
 
+@pytest.mark.slow
 def test_rows_of_a_leaf_that_is_no_table_are_refused():
     """A vector is one only where it is named; its rows would stay behind without a word.
 
@@ -443,6 +446,7 @@ def test_functions_without_arguments_are_refused():
         gradtx.exact_rows(gradtx.chain(gradtx.clip(1.0), gradtx.sgd(lambda: 0.1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inner",
     [

@@ -110,6 +110,7 @@ def test_sizes_of_half_precision_do_not_overflow():
     assert found.bound == 0.1
 
 
+@pytest.mark.slow
 def test_a_run_in_which_nothing_moves_does_not_pass():
     """Such as steps that parameters in bfloat16 round away."""
 

@@ -565,6 +565,7 @@ def test_estimates_are_outermost_and_once():
     assert bits(same) == bits(gradtx.minimize(flat, own, x, own.init(x)))
 
 
+@pytest.mark.slow
 def test_the_value_of_a_population_is_that_of_its_finite_losses():
     """The step is good where losses that are not finite rank last, and a guard takes it."""
 

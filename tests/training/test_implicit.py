@@ -790,6 +790,7 @@ def test_the_map_of_a_user_s_own():
         tried(of_ones_own(Nearest(at_least_one), FALLING))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["cg", "gmres", "bicgstab"])
 def test_a_derivative_whose_square_is_no_number(method):
     """The solution is `a`, whatever multiplies what is differentiated, or the loss."""
@@ -813,6 +814,7 @@ def test_a_derivative_whose_square_is_no_number(method):
     assert np.isnan(jax.grad(lambda a: jnp.inf * jnp.sum(solution(a)))(a)).all()
 
 
+@pytest.mark.slow
 def test_a_number_in_a_field_may_be_an_array_that_is_known():
     def tried(ridge):
         def loss(x, a):

@@ -180,6 +180,7 @@ def test_no_part_is_counted_twice(how):
             )
 
 
+@pytest.mark.slow
 def test_concatenation_keeps_the_order_of_several_rows_of_each_example():
     x = jnp.arange(10).reshape(5, 2)
     for size in (1, 2, 3):
@@ -187,6 +188,7 @@ def test_concatenation_keeps_the_order_of_several_rows_of_each_example():
         assert parts(x).tolist() == list(range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["sum", "mean"])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_rows_of_all_parts_are_gathered(how, size):
@@ -210,6 +212,7 @@ def test_rows_of_all_parts_are_gathered(how, size):
         gradtx.microbatch(full, (1, 2), size, ("sum", "concat"))(table, ids, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [512, 4096])
 def test_rows_of_half_precision_are_averaged_in_single(size):
     """A part of such a mean would vanish, or be rounded to a few digits."""
@@ -223,6 +226,7 @@ def test_rows_of_half_precision_are_averaged_in_single(size):
     np.testing.assert_allclose(found.to_dense()[1], 1e-4, rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, bool, jnp.int32])
 def test_short_integers_are_summed_in_a_longer_type(dtype):
     x = jnp.asarray([100, 100, 100, 0, 1], jnp.int32).astype(dtype)
@@ -233,6 +237,7 @@ def test_short_integers_are_summed_in_a_longer_type(dtype):
     assert mixed.tolist() == [int(x[0]) + int(x[1]) + int(x[4])]
 
 
+@pytest.mark.slow
 def test_a_mean_of_large_numbers_and_a_short_number_of_parts():
     x = jnp.full(8, 1e38)
     assert gradtx.microbatch(jnp.mean, 0, 4, "mean")(x / 2) == jnp.float32(0.5e38)

@@ -234,6 +234,7 @@ def test_a_loss_that_is_maximized(tx):
     assert value <= 0
 
 
+@pytest.mark.slow
 def test_a_line_search_along_a_weighted_sum_of_losses():
     weights = jnp.array([1.0, 2.0])
     params, state = jnp.zeros(2), gradtx.lbfgs().init(jnp.zeros(2))

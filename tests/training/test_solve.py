@@ -240,6 +240,7 @@ def test_a_step_that_waits_is_not_the_end(tx, start):
     np.testing.assert_allclose(result.params, 0, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_parameter_may_have_the_name_of_a_count():
     params, tx = {"mini_step": jnp.zeros(3)}, gradtx.sgd(0.1, momentum=0.5)
     result = gradtx.solve(lambda p: jnp.sum((p["mini_step"] - 1) ** 2), params, tx)
@@ -394,6 +395,7 @@ def test_what_is_frozen_and_no_number_hides_nothing():
     assert (found.reason, found.steps) == (gradtx.StopReason.STILL, 2)
 
 
+@pytest.mark.slow
 def test_a_loss_without_a_hash():
     @dataclasses.dataclass
     class Distance:

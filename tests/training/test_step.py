@@ -181,6 +181,7 @@ class TestSeveralSteps:
         chex.assert_trees_all_close(got, want, rtol=1e-6)
         assert got[2][0].shape == got[2][1]["size"].shape == (3,)
 
+    @pytest.mark.slow
     def test_they_are_traced_once_donated_and_store_nothing_more(self):
         def large(p, x):
             return jnp.sum((p * x) ** 2)
@@ -248,6 +249,7 @@ def test_options_reach_the_compiler():
         step(start(), step.init(start()))
 
 
+@pytest.mark.slow
 def test_a_foreign_transformation_in_a_compiled_step():
     step = gradtx.make_step(loss, optax.sgd(0.1))
     params = start()

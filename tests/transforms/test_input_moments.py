@@ -167,6 +167,7 @@ def test_what_does_not_fit_is_refused(moments, options, problem):
         tx.update(p, tx.init(p), input_moments=moments)
 
 
+@pytest.mark.slow
 def test_moments_of_another_group_or_of_a_frozen_leaf_are_left_to_them():
     """Each group is given all moments; None for moments is as none."""
     p = {"a": jnp.ones((2, 3)), "b": jnp.ones((2, 3)), "c": None}

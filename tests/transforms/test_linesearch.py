@@ -232,6 +232,7 @@ def test_outside_of_jit_later_searches_compile_nothing(caplog):
     assert any("Compiling" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_an_argument_of_the_loss_named_value_keeps_its_default():
     def loss(x, value=2.0):
         return jnp.sum((x - value) ** 2)

@@ -53,6 +53,7 @@ def test_the_variance_falls_as_in_the_paper():
     np.testing.assert_allclose(ratio, np.reshape(want, (4, 1, 1)) * np.ones(g.shape), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.paper("add_noise")
 def test_the_noise_is_normal_and_its_first_key_is_zero():
     def noise(**arguments):

@@ -139,6 +139,7 @@ def test_what_the_first_iterate_is_divided_by(how):
             np.testing.assert_allclose(got, want, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_large_matrices_are_divided_by_a_power_of_two():
     """To between 1 and 2, as long as the power and its reciprocal are normal numbers."""
     sizes = (

@@ -122,6 +122,7 @@ def test_what_is_refused(call, words):
         call(jnp.ones(3))
 
 
+@pytest.mark.slow
 def test_groups_of_any_size():
     def lasso(x, rate, strength):
         return penalties.group_lasso(jnp.array(x), rate, strength)

@@ -71,6 +71,7 @@ def test_a_nan_stays_a_nan():
         np.testing.assert_array_equal(updates, [np.nan, -1.0])
 
 
+@pytest.mark.slow
 def test_rows_that_are_handed_on_are_compared_with_their_own_gradients():
     tx = gradtx.cautious(gradtx.masked(gradtx.sgd(1.0), "w"), flip_sign=False, rescale=False)
     params = {"w": jnp.ones(2), "table": jnp.zeros((4, 1))}

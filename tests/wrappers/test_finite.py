@@ -62,6 +62,7 @@ def test_python_numbers_in_a_whole_step():
     assert float(params) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["apply_if_finite", "dynamic_loss_scale", "guard"])
 def test_rows_are_finite_where_the_table_is(name):
     """Duplicates may overflow together, and what stands outside of the table does not count."""

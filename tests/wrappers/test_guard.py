@@ -101,6 +101,7 @@ def test_the_least_deviation_is_a_share_of_the_mean():
     assert [int(r.norm_spikes) for r in reports] == np.cumsum(limits(norms, 6.0, 4, 2)).tolist()
 
 
+@pytest.mark.slow
 def test_spikes_do_not_hide_the_next_one_and_a_new_level_is_taken_in_the_end():
     spikes = [1.0 + 0.01 * (i % 5) for i in range(40)]
     for i in range(20, 40, 2):
@@ -355,6 +356,7 @@ def test_the_line_of_a_log_whatever_is_inside(name):
     np.testing.assert_allclose(got, rates, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_rate_of_an_optimizer_of_two_groups_with_one_rate():
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
     tx = gradtx.guard(gradtx.muon(0.02))

@@ -134,6 +134,7 @@ def test_a_pickled_state_is_loaded_into_the_memory_of_the_host():
     assert places(back, "nu") == {"w": "pinned_host", "b": "device"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host_memory")
 def test_a_state_on_the_device_goes_to_the_host_inside_a_loop_too():
     """`accumulate` takes the inner step in a loop, whose state must start where it ends."""

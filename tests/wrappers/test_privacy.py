@@ -118,6 +118,7 @@ def test_bad_input_is_refused():
         wrong.update(examples(2), wrong.init(P), P)
 
 
+@pytest.mark.slow
 def test_micro_batches_without_examples():
     tx = gradtx.differentially_private(gradtx.sgd(1.0), 10.0, 0.0, key=1, every=2)
     params = jnp.zeros(1)

@@ -134,6 +134,7 @@ def test_gsam_without_alpha_is_sam():
     np.testing.assert_allclose(path, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_over_the_batch_axis():
     tx = gradtx.sam(gradtx.sgd(0.1), gradtx.sgd(0.1), opaque_mode=True, batch_axis_name="batch")
     weights = jnp.array([1.0, 3.0])

@@ -92,6 +92,7 @@ def test_parts_in_half_precision():
     same_bits(*compare(gradtx.muon(0.1), jnp.bfloat16))
 
 
+@pytest.mark.slow
 def test_factors_of_the_shape_are_those_of_the_parts():
     """Moonshot's factor is 0.2 of the root of the longer side."""
     p = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(4, 20)), jnp.float32)}

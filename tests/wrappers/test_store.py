@@ -528,6 +528,7 @@ def test_rows_of_a_table_with_blocks_in_rows():
     assert float(gradtx.get_slot(second, "mu")[7, 0]) == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_codes_that_cannot_be_read_row_by_row_are_warned_of():
     table = jnp.zeros((64, 16))
     rows = gradtx.Rows(jnp.array([3, 5]), jnp.ones((2, 16)), table.shape)

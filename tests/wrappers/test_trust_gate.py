@@ -140,6 +140,7 @@ def test_stacked_matrices_have_gates_of_their_own():
     assert state.momentum.shape == g.shape
 
 
+@pytest.mark.slow
 def test_leaves_that_are_not_matrices_are_the_inner_transformations():
     tx = gradtx.trust_gate(gradtx.scale_by_sign())
     g = {"b": jnp.array([0.5, -2.0]), "w": jnp.ones((2, 2))}
