@@ -14,11 +14,12 @@ examples in their docstrings together. `changed` takes
 - the cases of FIXED, which cover each scope, each composition and the main wrappers, and the tests
   of WHOLE.
 
-Both take in turn a twentieth of the transformations and of the files, by the number of the commit.
-A file of tests is taken whole if it has changed, but for its marks of what is slow, or a helper
-that it imports has; of its sweeps one case in PARTS, where most transformations have changed. If
-what all tests share has changed, that counts as a change of every module. All is taken if git
-cannot tell.
+Both take in turn a twentieth of the transformations and of the files, by the number of the commit;
+not `changed` where most transformations have changed, for parts take turns there, and `turn` runs
+in the same run of CI, with other versions. A file of tests is taken whole if it has changed, but
+for its marks of what is slow, or a helper that it imports has; of its sweeps one case in PARTS,
+where most transformations have changed. If what all tests share has changed, that counts as a
+change of every module. All is taken if git cannot tell.
 
 Changed is what differs from the last commit that is known to have passed. `tests/whole_run.json`
 names that of the last whole run, and the last to have landed since, of which one tells it:
@@ -280,7 +281,6 @@ class Selection:
         self.everything = changed_too and (touched is None or number is None)
         self.shared = changed_too and bool(self.touched & SHARED)
         self.touched -= SHARED
-        self.always = in_turn(CATALOGUE, self.number) | (FIXED if changed_too else set())
         self.changed = set()
         if not changed_too:
             self.touched = set()
@@ -290,6 +290,8 @@ class Selection:
             self.touched -= {"tests.catalogue"}
             self.changed = set(CATALOGUE) if self.shared else changed(self.touched, catalogue)
         self.most = len(self.changed) > len(CATALOGUE) / 2
+        turn = set() if self.most else in_turn(CATALOGUE, self.number)
+        self.always = turn | (FIXED if changed_too else set())
 
     def takes_case(self, module, test, name):
         """Whether the case of this name is taken, of a sweep in a module of tests."""
@@ -328,7 +330,7 @@ class Selection:
 
     def takes_file(self, module):
         """Whether the slow tests of a module that are not sweeps are taken."""
-        if self.everything or module in self._files_in_turn:
+        if self.everything or (not self.most and module in self._files_in_turn):
             return True
         if module in WHOLE and (self.touched or self.shared):
             return True
