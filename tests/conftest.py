@@ -61,12 +61,14 @@ def pytest_collect_file():
 
 # Examples of docstrings, which cannot have a mark, that take a third of a second.
 LONG_EXAMPLES = {
-    *("Draws", "Encoded", "Implicit", "catch_up", "ctc_loss", "dion", "evolution_strategies"),
-    *("exact_rows", "forward_gradients", "guard_report", "in_storage_of", "kron", "lbfgs"),
-    *("multiclass_sparsemax_loss", "ntxent", "per_example_global_norm_clip", "plot_runs"),
-    *("poly_loss_cross_entropy", "projection_birkhoff", "projection_box_section", "root_plus"),
-    *("rounded_to", "safe_norm", "sigmoid_focal_loss", "soap", "softmax_cross_entropy", "sweep"),
-    *("softmax_cross_entropy_with_integer_labels", "zoom_linesearch"),
+    *("Draws", "Encoded", "Implicit", "Rows", "catch_up", "cosine_similarity", "ctc_loss"),
+    *("dion", "evolution_strategies", "exact_rows", "forward_gradients", "guard", "guard_report"),
+    *("in_storage_of", "kron", "lbfgs", "multiclass_sparsemax_loss", "muon", "ntxent", "of_norm"),
+    *("per_example_global_norm_clip", "per_example_layer_norm_clip", "plot_runs"),
+    *("poly_loss_cross_entropy", "projection_birkhoff", "projection_box_section"),
+    *("projection_simplex", "projection_transport", "root_plus", "rounded_to", "safe_norm"),
+    *("sigmoid_focal_loss", "soap", "softmax_cross_entropy"),
+    *("softmax_cross_entropy_with_integer_labels", "sweep", "zoom_linesearch"),
 }
 
 

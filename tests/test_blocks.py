@@ -143,6 +143,7 @@ def test_other_trees_are_left_alone(change, monkeypatch):
     assert bits(got) == bits(jax.jit(lambda p: tx.update(p, tx.init(p), p)[0])(params))
 
 
+@pytest.mark.slow
 def test_hyperparameters_have_derivatives_and_sweeps():
     """Outside of jit, where only they are traced."""
     params, tx = drawn(0, MANY), gradtx.trace(0.5)
@@ -199,6 +200,7 @@ def test_results_are_bound_to_a_device_as_those_of_jit(bound):
     assert kinds[0] == kinds[1]
 
 
+@pytest.mark.slow
 def test_weak_types_stay(monkeypatch):
     params = {f"{i:02}": jnp.broadcast_to(jnp.asarray(0.5), (16 * i,)) for i in range(2, 19)}
     tx, seen = gradtx.scale(0.0361), joins(monkeypatch)
@@ -214,6 +216,7 @@ def test_extra_arguments_may_have_any_names(name):
     assert bits(got) == bits(tx.update(params, ()))
 
 
+@pytest.mark.slow
 def test_errors_name_leaves():
     params = drawn(0, MANY)
     state = gradtx.adam(0.0362).init(params)
@@ -227,6 +230,7 @@ def test_errors_name_leaves():
     assert "'00'" in messages[0]
 
 
+@pytest.mark.slow
 def test_inside_of_jit_and_without_it_leaves_are_not_joined(monkeypatch):
     params, seen = drawn(0, MANY), joins(monkeypatch)
     tx = gradtx.scale(0.0363)

@@ -75,6 +75,7 @@ def test_a_function_is_recorded_by_what_it_computes(source, same):
     assert (key(source) == before) == same
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_another_ended(tmp_path, monkeypatch, capsys):
     """What lived is tried once more, a changed function is tried whole, and others are not."""
     box, asked = "gradtx.projections.box", []

@@ -204,6 +204,7 @@ def test_arithmetic():
     chex.assert_trees_all_close(table - a, 1 - a.to_dense(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_left_over_stay_zero_whatever_becomes_of_the_others():
     """They are marked as coalesced, and no sum over them may count what a function makes of 0."""
     rows = Rows(jnp.array([1, 1, 9]), jnp.ones((3, 2)), TABLE).coalesce()

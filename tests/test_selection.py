@@ -23,6 +23,7 @@ def test_a_changed_rule_takes_what_is_built_from_it():
     assert "accumulate" in changed({"gradtx.optimizers.adam"})  # which that entry is made with
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["engine.lift", "core.pair", "programs.tracing"])
 def test_a_change_of_the_engine_takes_every_rule(module):
     names = changed({f"gradtx.{module}"})
@@ -103,6 +104,12 @@ def names(cases):
     return {case.callspec.params["name"] for case in cases}
 
 
+def leave_one_part(outs):
+    """Whether each run leaves out about as many cases as where the others are equal parts."""
+    wanted = (len(CATALOGUE) - len(FIXED)) * (1 - 1 / PARTS)
+    return all(abs(len(out) - wanted) < wanted / 10 for out in outs)
+
+
 def test_only_slow_cases_of_sweeps_are_left_out(monkeypatch):
     out = left_out(sweep(), chosen(monkeypatch))
     assert names(out) == set(CATALOGUE) - FIXED - in_turn(CATALOGUE, 7)
@@ -138,7 +145,7 @@ def test_of_a_changed_engine_each_case_is_taken_in_as_many_commits_as_there_are_
     outs = [left_out(sweep(), chosen(monkeypatch, *paths, number=n)) for n in COMMITS]
     outs = list(map(names, outs))
     assert set.intersection(*outs) <= set(CATALOGUE) - changed({"gradtx.engine.lift"})
-    assert all(150 < len(out) < 240 for out in outs)
+    assert leave_one_part(outs)
 
 
 def test_of_a_changed_docstring_only_what_reads_it_is_taken(monkeypatch):
@@ -190,7 +197,7 @@ def test_what_all_tests_share_counts_as_a_change_of_every_module(monkeypatch):
     runs = [chosen(monkeypatch, "tests/conftest.py", number=n) for n in COMMITS]
     outs = [names(left_out(sweep(), run)) for run in runs]
     assert set.intersection(*outs) == set()
-    assert all(150 < len(out) < 240 for out in outs)
+    assert leave_one_part(outs)
     assert all(any(run.takes_file(m) for run in runs) for m in selection.modules() if ".test_" in m)
     assert not all(runs[0].takes_file(m) for m in selection.modules() if ".test_" in m)
 

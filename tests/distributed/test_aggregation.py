@@ -234,6 +234,7 @@ def test_a_weight_is_one_number(aggregate, op):
     np.testing.assert_allclose(found[0], want, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_an_array_of_one_weight_keeps_the_noise_a_number():
     tx = gradtx.aggregate("data", noise_decay=0.5)
 

@@ -45,6 +45,7 @@ GATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GATES)
 def test_a_gradient_that_one_device_refuses_moves_none(name):
     path, state = steps(GATES[name](), [[BAD, LARGE], [LARGE, LARGE]])

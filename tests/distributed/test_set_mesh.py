@@ -75,6 +75,7 @@ def test_equals_the_run_on_one_device(name, sizes, spec):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_matrices_are_computed_by_their_owners():
     """One exchange in, one out, none in the iteration; updates lie as the gradients do."""
     tx, p = gradtx.orthogonalize(), {str(i): jnp.ones((8, 16)) * (i + 1) for i in range(6)}

@@ -449,6 +449,7 @@ class Blocks:
         return cls(*children, shape)
 
 
+@pytest.mark.slow
 def test_slots_in_blocks_lie_with_their_parameter():
     adam, p = gradtx.scale_by_adam(), {"w": jnp.zeros((16, 24)), "b": jnp.zeros(3)}
 

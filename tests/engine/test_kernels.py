@@ -404,6 +404,7 @@ MOMENTUM = gradtx.store(gradtx.sgd(0.1, momentum=0.5), min_size=1)
 AFTER_TRITON = MOSAIC_GPU if offers_mosaic_gpu() else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "compiler"),
     [

@@ -65,6 +65,7 @@ def test_ranks_are_those_of_any_increasing_function():
     np.testing.assert_array_equal(weights_of(values), weights_of(np.exp(values)))
 
 
+@pytest.mark.slow
 def test_equal_losses_share_their_ranks():
     np.testing.assert_array_equal(weights_of([[1.0, 1.0], [2.0, 2.0]]), [0.0, 0.0])
     np.testing.assert_allclose(weights_of([[1.0, 0.0], [1.0, 1.0]]), [1 / 6, 0.0], rtol=1e-6)

@@ -191,6 +191,7 @@ def test_a_loss_scale_falls_below_one():
     assert float(gradtx.loss_scale(state)) == float(optimizer.dynamic_scale) == 1 / 8
 
 
+@pytest.mark.slow
 def test_every_class_of_keras_is_known():
     """Those that Keras publishes, and those that are tried above."""
     made = [make() for make in OPTIMIZERS.values()]

@@ -173,6 +173,7 @@ def test_estimated_gradients_have_the_steps_of_minimize(scaled):
     assert KO.deserialize(KO.serialize(optimizer)).tx == optimizer.tx
 
 
+@pytest.mark.slow
 def test_gradients_of_a_backward_pass_are_refused_where_they_are_estimated():
     with pytest.raises(ValueError, match="keras_optimizer: gradients are estimated"):
         fit(model(keras_optimizer(gradtx.sgd(0.1), gradients=gradtx.spsa())), 1)

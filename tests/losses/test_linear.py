@@ -457,6 +457,7 @@ def test_temporaries_on_chips():
     assert {case: size for case, _, size in rows if size > 150e6} == {}
 
 
+@pytest.mark.slow
 def test_a_mask_of_integers_counts_what_is_not_zero():
     x, w = (jax.random.normal(jax.random.key(i), (n, 3)) for i, n in enumerate((4, 5)))
     labels, mask = jnp.arange(4), jnp.array([1, 2, 3, 0])

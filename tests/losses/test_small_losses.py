@@ -93,6 +93,7 @@ def test_what_is_ignored():
     np.testing.assert_allclose(ours.sum() / counts.sum(), theirs.numpy(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_mask_of_the_entries_of_two_classes():
     """The label's own entry is masked in the first example, and the other one in the second."""
     x, y = jnp.array([[1.0, 3.0], [1.0, 3.0]]), jnp.array([1, 1])
@@ -101,6 +102,7 @@ def test_a_mask_of_the_entries_of_two_classes():
     np.testing.assert_array_equal(loss, [-2.0, 0.0])  # the entry that is left minus the label's
 
 
+@pytest.mark.slow
 def test_a_derivative_along_a_direction():
     """Forward, where `jax.grad` would not see what is added to each."""
     rng = np.random.default_rng(0)

@@ -51,6 +51,7 @@ def traces(params):
     return len(TRACES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("params", "most"),
     [

@@ -47,6 +47,7 @@ def test_asgd_is_pytorch_s():
     np.testing.assert_allclose(gradtx.get_slot(state, "ax"), average, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_average_of_what_has_not_moved_is_where_it_is():
     """Rows that are looked up late or never, and leaves whose first gradient is late."""
     tx = gradtx.asgd(0.1, lambd=0.0, t0=0)

@@ -201,6 +201,7 @@ def test_the_newer_geometries_are_their_authors(geometry, name):
         np.testing.assert_allclose(found, golden[f"{geometry} {name}"], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_no_solve_is_in_the_newer_geometries():
     p = jnp.zeros((4, 3))
     for geometry in NEWER:

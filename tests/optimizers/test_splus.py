@@ -26,6 +26,7 @@ def update(g, s, t, p):
     return -0.05 * (factor * u + 0.4 * p)
 
 
+@pytest.mark.slow
 @pytest.mark.paper("splus")
 def test_splus():
     """Without matrices that have a null space, in which rounding chooses vectors and signs."""

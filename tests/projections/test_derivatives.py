@@ -43,6 +43,7 @@ def test_a_point_of_a_set_moves_along_it(name):
         np.testing.assert_allclose(moves, 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_more_is_divided_by_entries_that_are_not_zero():
     total = jax.grad(lambda s: jnp.sum(pr.projection_simplex(jnp.array(ONE), s)))(1.0)
     assert total == 1

@@ -218,6 +218,7 @@ def test_low_precision(name, dtype):
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_a_zero_of_one_entry_gets_the_least_norm():
     assert pr.projection_min_max_norm(jnp.zeros(1), 0.5, 0.9).tolist() == [0.5]
 

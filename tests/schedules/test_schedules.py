@@ -645,6 +645,7 @@ def test_stairs_and_cycles_end_at_their_last_step(n):
     np.testing.assert_allclose(linear(at + 1), (n - 1) / (n * (TIMES + 1)), 1e-6)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("n", UNEVEN)
 @pytest.mark.parametrize("t_mul", [1.0, 1.1, 1.2, 1.5, 2.0, 3.0])
 def test_restarts_are_on_time(t_mul, n):

@@ -400,6 +400,7 @@ class TestRefused:
         with pytest.raises(ValueError, match="'notfinite_count' in the state changes"):
             catch_up_once(tx)
 
+    @pytest.mark.slow
     def test_a_slot_of_the_whole_table(self):
         with pytest.raises(ValueError, match=r"slot of the shape \(\)"):
             catch_up_once(gradtx.exact_rows(gradtx.zero_nans()))

@@ -268,6 +268,7 @@ def test_leaves_are_chosen_by_patterns():
     assert_same(trained(loss, tx, inside="layers/a"), trained(loss, tx))
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_is_inside_and_why_the_others_are_not():
     plan = gradtx.make_step(loss, gradtx.sgd(0.1), inside=True).inside(parameters(), *batch())
     assert dict(plan.inside) == dict.fromkeys(("layers/a", "layers/b", "layers/c"), LAYERS)

@@ -127,6 +127,7 @@ def test_any_axis_of_stacked_matrices(split):
     np.testing.assert_allclose(updates["w"], want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_leaves_without_a_gradient():
     tx = gradtx.split_leaves(gradtx.adam(0.1), SPLITS)
     p = joined(apart(0))
@@ -183,6 +184,7 @@ def test_it_is_data():
     }
 
 
+@pytest.mark.slow
 def test_the_average_of_parts_is_that_of_the_whole():
     tx = gradtx.chain(gradtx.sgd(0.1), gradtx.ema_params(0.5))
     p = joined(apart(0))

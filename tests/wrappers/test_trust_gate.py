@@ -100,6 +100,7 @@ def test_norms_multiply_by_the_shorter_side():
         assert sides == [[2, 2]]
 
 
+@pytest.mark.slow
 def test_the_size_of_a_direction_does_not_count():
     g, u = against(lambda g, _: 50 * jnp.sign(g))
     _, other = against(lambda g, _: jnp.sign(g))
