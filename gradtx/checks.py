@@ -348,7 +348,7 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
             )
         _check_schedule(where, name, value)
         return
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.number):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         kinds = "or an array" if allowed.at_start else "an array, or a schedule"
         expected = f"{allowed}{' or None' if optional else ''}, {kinds}"
         raise TypeError(f"{where}: {name} must be {expected}, not {type(value).__name__} {value!r}")
@@ -504,6 +504,9 @@ def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
     if not jnp.issubdtype(value.dtype, kind):
         expected = "integer" if allowed.integer else "numeric"
         raise TypeError(f"{where}: {name} must be {expected}, not an array of {value.dtype}")
+    bounded = allowed.low > -math.inf or allowed.high < math.inf
+    if bounded and jnp.issubdtype(value.dtype, np.complexfloating):
+        raise TypeError(f"{where}: {name} must be {allowed}, not an array of {value.dtype}")
     if not (is_numpys_number(value.dtype) or value.dtype == jnp.bfloat16):
         raise TypeError(
             f"{where}: {name} is an array of {value.dtype}, in which nothing can be computed: make "

@@ -101,6 +101,17 @@ def test_functions_of_the_count_are_schedules(rate):
     tx.update(jnp.float32(1.0), tx.init(0.0))
 
 
+@pytest.mark.parametrize("made", [complex, np.complex64, np.array, jnp.array])
+def test_a_complex_number_is_in_no_interval(made):
+    with pytest.raises(TypeError, match=r"clip: max_delta must be a number in \[0, inf\]"):
+        gradtx.clip(made(1 + 0j))
+
+
+def test_no_number_of_numpys_is_complex_where_none_of_pythons_is():
+    with pytest.raises(TypeError, match="value must be a number"):
+        gradtx.constant_schedule(np.complex64(1))
+
+
 @pytest.mark.parametrize(
     "dtype", ["bfloat16", jnp.bfloat16, np.float32, np.dtype("float16"), float, "complex64", None]
 )

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.numerics import widen
+from gradtx.numerics import log_of, widen
 from gradtx.tree import norm_sq
 from gradtx.types import Array, Updates
 
@@ -83,8 +83,8 @@ def noise_scale(
     if average is None:
         return NoiseScale(jnp.ones((), jnp.int32), jnp.asarray(square), jnp.asarray(noise))
     count = average.estimates + 1
-    beta = jnp.asarray(decay, float)
-    new = (1 - beta) / (1 - beta ** count.astype(beta.dtype))  # the weights add up to 1
+    # The weights add up to 1, also for a decay that float32 would round to 1.
+    new = (decay - 1) / jnp.expm1(count * log_of(decay))
 
     def averaged(old: Array, x: Array) -> Array:
         return (old + new * (x - old)).astype(old.dtype)

@@ -246,7 +246,8 @@ def scale_by_lbfgsb(
     beside = {"lower": bounds.lower, "upper": bounds.upper}
     slots, start = empty_memory(memory_size)
     lifted = treewise(ScaleByLBFGSState, slots, rule, start=start, beside=beside)
-    return lifted.with_facets(Nearest(bounds.nearest, by_entry=True))
+    checked = lifted._replace(init=bounds.refusing(lifted.init))
+    return checked.with_facets(Nearest(bounds.nearest, by_entry=True))
 
 
 @optimizer

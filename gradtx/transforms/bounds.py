@@ -1,6 +1,7 @@
 """Bounds on each entry of the parameters, and updates that stay within them."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from gradtx.checks import check_constant
 from gradtx.leaves.paths import leaves_with_path, map_present, path_string, spread
 from gradtx.numerics import widen
 from gradtx.programs.tracing import is_tracer
-from gradtx.types import Array, Params, PyTree, Updates
+from gradtx.types import Array, Params, PyTree, State, Updates
 
 
 class Box:
@@ -54,6 +55,15 @@ class Box:
             )
 
         return like("lower", self.lower), like("upper", self.upper)
+
+    def refusing(self, init: Callable[[Params], State]) -> Callable[[Params], State]:
+        """`init`, with the errors of :meth:`of` for bounds that do not fit its parameters."""
+
+        def checked(params: Params) -> State:
+            jax.eval_shape(self.of, params)
+            return init(params)
+
+        return checked
 
     def _fitted(self, name: str, path: Any, p: Any, bound: Any) -> Array:
         p = widen(jnp.asarray(p))

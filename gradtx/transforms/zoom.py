@@ -247,7 +247,9 @@ def scale_by_zoom_linesearch(
     once, not twice.
 
     Raises:
-        ValueError: an unknown `initial_guess_strategy`; a lower bound above the upper one.
+        ValueError: an unknown `initial_guess_strategy`; a lower bound above the upper one; bounds
+            are for another tree, or do not fit a leaf.
+        TypeError: there are bounds, and a parameter is complex.
 
     Source: J. J. Moré and D. J. Thuente, Line Search Algorithms with Guaranteed Sufficient
     Decrease, 1994, doi:10.1145/192115.192132; W. W. Hager and H. Zhang, Algorithm 851: CG_DESCENT,
@@ -302,4 +304,5 @@ def scale_by_zoom_linesearch(
         )
         return line.step(final.best.rate), in_types_of(new, state)
 
-    return GradientTransformationExtraArgs(_init, update, facets=(Searches(),))
+    init = _init if bounded is None else bounded.refusing(_init)
+    return GradientTransformationExtraArgs(init, update, facets=(Searches(),))

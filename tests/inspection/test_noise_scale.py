@@ -26,11 +26,14 @@ def test_it_is_that_of_a_quadratic_with_a_known_covariance(batch):
     np.testing.assert_allclose(found.value, 300, rtol=0.1)
 
 
-def test_averages_are_weighted_means():
+@pytest.mark.parametrize("decay", [0.25, 0.5, np.float32(0.5), 1 - 1e-9])
+def test_averages_are_weighted_means(decay):
+    """Also of a decay that float32 rounds to 1: then the weights are equal."""
     pairs, found = [(5.0, 2.0), (7.0, 3.0), (4.0, 1.0)], None
     for pair in pairs:
-        found = gradtx.noise_scale(*pair, 8, 32, found, decay=0.5)
-    weights = np.array([0.25, 0.5, 1.0]) / 1.75
+        found = gradtx.noise_scale(*pair, 8, 32, found, decay=decay)
+    weights = float(decay) ** np.array([2, 1, 0])
+    weights /= sum(weights)
     noise = [(s - m) / (1 / 8 - 1 / 32) for s, m in pairs]
     square = [(32 * m - 8 * s) / 24 for s, m in pairs]
     np.testing.assert_allclose(found.value, weights @ noise / (weights @ square), rtol=1e-6)

@@ -288,6 +288,13 @@ def test_no_point_outside_is_tried(dtype):
     assert any(b == 0 for _, b in seen)
 
 
+BOUNDED = [
+    gradtx.lbfgsb,
+    gradtx.scale_by_lbfgsb,
+    lambda **bounds: gradtx.scale_by_zoom_linesearch(15, **bounds),
+]
+
+
 @pytest.mark.parametrize(
     ("lower", "upper", "error", "match"),
     [
@@ -297,14 +304,16 @@ def test_no_point_outside_is_tried(dtype):
         (np.zeros(3), None, ValueError, r"lower at 'a' is \(3,\), which does not fit \(2,\)"),
     ],
 )
-def test_bad_bounds(lower, upper, error, match):
+@pytest.mark.parametrize("make", BOUNDED)
+def test_bad_bounds(make, lower, upper, error, match):
     with pytest.raises(error, match=match):
-        gradtx.solve(lambda p: jnp.sum(p["a"]), {"a": jnp.ones(2)}, gradtx.lbfgsb(lower, upper))
+        make(lower=lower, upper=upper).init({"a": jnp.ones(2)})
 
 
-def test_complex_numbers_have_no_bounds():
+@pytest.mark.parametrize("make", BOUNDED)
+def test_complex_numbers_have_no_bounds(make):
     with pytest.raises(TypeError, match="no order"):
-        gradtx.solve(lambda z: jnp.sum(jnp.abs(z)), jnp.ones(2, complex), gradtx.lbfgsb(0.0))
+        make(lower=0.0).init(jnp.ones(2, complex))
 
 
 @pytest.mark.slow
