@@ -228,7 +228,7 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
         label: the label of the group.
 
     Raises:
-        ValueError: there is no group with that label.
+        ValueError: there is no group with that label, or the state is one of other groups.
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = partition({"a": gradtx.adam(0.1), "b": gradtx.adam(0.1)}, {"x": "a", "y": "b"})
@@ -245,6 +245,11 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
     def on_group(old: Any, new: Any) -> Any:
         if not isinstance(old, PartitionState):
             return old
+        if set(old.inner_states) != set(new.inner_states):
+            raise ValueError(
+                f"reset_group: the state has the groups {', '.join(map(repr, old.inner_states))}, "
+                f"and `tx` has {', '.join(map(repr, new.inner_states))}; see regroup"
+            )
         matching_keys.extend(key for key in old.inner_states if key == label)
         return PartitionState(
             {

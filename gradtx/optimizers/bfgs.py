@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx import numerics
 from gradtx.checks import NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, compute_dtype, divide, zeros_like
 from gradtx.numerics.precision import precise
+from gradtx.optimizers.lbfgs import is_curved
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
-from gradtx.tree import sub
+from gradtx.tree import global_norm, sub
 from gradtx.types import Array, Counter, PyTree, Slots, TreeScalar
 
 # `(b, h, n) -> (tau, phi)`: how a member of Broyden's family weighs the old matrix.
@@ -112,18 +112,19 @@ def _broyden(scaled: bool, weights: Weights) -> GradientTransformation:
         before, direction = vectors.pack(s.updates), vectors.pack(s.directions)
 
         later = t.count > 1
-        curvature, of_step, of_change = step @ change, step @ step, change @ change
+        curvature = step @ change
+        of_step, of_change, of_direction = map(global_norm, (step, change, direction))
         # After a step of zero only another direction can help: it starts again.
         anew = later & (of_step == 0)
-        least = jnp.finfo(step.dtype).eps * numerics.root(of_step) * numerics.root(of_change)
-        curved = later & (curvature > least)
+        eps = jnp.finfo(step.dtype).eps
+        curved = later & is_curved(curvature, of_step, of_change, eps)
         curvature = jnp.where(curved, curvature, 1)
 
         unscaled = s.is_initial & scaled
-        start = jnp.where(unscaled & curved, divide(curvature, of_change), 1)
+        start = jnp.where(unscaled & curved, divide(divide(curvature, of_change), of_change), 1)
         image = start * (matrix @ change)
         # The step is a multiple of the direction before it, which is `H` times that gradient.
-        rate = divide(-(step @ direction), direction @ direction)
+        rate = divide(divide(-(step @ direction), of_direction), of_direction)
         b = divide(-rate * (step @ before), curvature)
         h = divide(change @ image, curvature)
         usual = unscaled | ~curved | ~(b > 0)
@@ -135,7 +136,7 @@ def _broyden(scaled: bool, weights: Weights) -> GradientTransformation:
         new = jnp.where(anew, jnp.eye(n, dtype=new.dtype), new)
         initial = anew | (s.is_initial & ~curved)
 
-        norm = numerics.root(gradient @ gradient)
+        norm = global_norm(gradient)
         shorter = jnp.where(initial & scaled & (norm > 1), 1 / jnp.where(norm > 1, norm, 1), 1)
         out = vectors.unpack(shorter * (new @ gradient))
         return out, {

@@ -13,11 +13,11 @@ from gradtx.core.pair import (
     transformation,
 )
 from gradtx.engine.tree import treewise
-from gradtx.numerics import Step, compute_dtype, root, zeros_like
+from gradtx.numerics import Step, compute_dtype, zeros_like
 from gradtx.numerics.control import repeat
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
-from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot
+from gradtx.tree import add_scale, cast_like, global_norm, sub, vdot
 from gradtx.types import Array, Counter, PyTree, Slots, TreeScalar
 
 
@@ -44,6 +44,17 @@ _LEAST_COSINE = {True: 0.01, False: 0.05}
 
 def _inner(tree: PyTree, other: PyTree) -> Array:
     return vdot(tree, other).real
+
+
+def is_curved(curvature: Array, step: Array, change: Array, least_cosine: Any) -> Array:
+    """Whether a step and the change of the gradient, of these norms, show how the loss curves.
+
+    They do not where the gradient no longer changes by numbers of full precision, nor where their
+    product is beyond the type's range.
+    """
+    least = jnp.finfo(curvature.dtype).tiny
+    sound = (curvature >= least) & (curvature < jnp.inf) & (change > 0)
+    return sound & (curvature > least_cosine * step * change)
 
 
 def empty_memory(memory_size: int) -> tuple[Any, Any]:
@@ -76,8 +87,7 @@ def remembered(
     step, change = sub(p, s.params), sub(g, s.updates)
     weights = s.weights_memory
     curvature = _inner(change, step)
-    product = root(norm_sq(step)) * root(norm_sq(change))  # the squares' product overflows sooner
-    curved = curvature > least_cosine * product
+    curved = is_curved(curvature, global_norm(step), global_norm(change), least_cosine)
     weight = jnp.where(curved & (t.count > 1), 1 / jnp.where(curved, curvature, 1), 0)
     newest = (t.count - 2) % memory_size
 
@@ -170,10 +180,12 @@ def _multiply(
     if scaled:
         # The newest pair that counts.
         i, _, y = pair(jnp.argmax(weights[(newest - jnp.arange(size)) % size] > 0))
-        norm = root(norm_sq(g))
+        norm, length = global_norm(g), global_norm(y)
         start = jnp.where(norm > 1, 1 / jnp.where(norm > 1, norm, 1), 1)
         known = weights[i] > 0
-        gamma = jnp.where(known, 1 / jnp.where(known, weights[i] * norm_sq(y), 1), start)
+        # The square of the length would be beyond the type's range sooner.
+        relative = 1 / jnp.where(known, weights[i] * length, 1)
+        gamma = jnp.where(known, relative / jnp.where(known, length, 1), start)
         q = jax.tree.map(lambda x: gamma.astype(x.real.dtype) * x, q)
     return repeat(size, lambda i, q: left(i, q, alphas), q)
 

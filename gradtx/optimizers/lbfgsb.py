@@ -17,37 +17,38 @@ from gradtx.optimizers.lbfgs import ScaleByLBFGSState, empty_memory, remembered
 from gradtx.transforms.bounds import Box
 from gradtx.transforms.scaling import scale
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
-from gradtx.tree import cast_like, norm_sq, sub
+from gradtx.tree import cast_like, global_norm, sub
 from gradtx.types import Array, PyTree
 
 
 class _Quadratic(NamedTuple):
-    r"""A quadratic function with the Hessian :math:`\theta I - W M W^\top`.
+    r"""A quadratic function with the Hessian :math:`I - W M W^\top`.
 
     factors: the transpose of `W`, rows of which are zero where there is no pair; inner, inverse:
     `M` and its inverse.
     """
 
-    theta: Array
     factors: Array
     inner: Array
     inverse: Array
 
 
-def _model(steps: Array, changes: Array, theta: Array, there: Array) -> _Quadratic:
-    """Byrd, Lu and Nocedal, equation 3.2, of pairs from the oldest to the newest.
+def _model(steps: Array, changes: Array, there: Array) -> _Quadratic:
+    r"""Byrd, Lu and Nocedal, equation 3.2, of pairs from the oldest to the newest.
 
     Each pair is scaled so that the product of step and change is 1, which leaves the Hessian as it
-    is. Where there is no pair, the inverse has ones on its diagonal.
+    is. The loss is divided by their :math:`\theta`, which leaves its minimum where it is and keeps
+    squares of small and large gradients in the type's range. Where there is no pair, the inverse
+    has ones on its diagonal.
     """
     identity = jnp.eye(len(there), dtype=steps.dtype)
     lower = jnp.tril(steps @ changes.T, -1)
-    schur = lower @ lower.T + theta * steps @ steps.T + jnp.diag(jnp.where(there, 0, 1))
+    schur = lower @ lower.T + steps @ steps.T + jnp.diag(jnp.where(there, 0, 1))
     block = jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(schur), True), identity)
     side = block @ lower
     inner = jnp.block([[lower.T @ side - identity, side.T], [side, block]])
     inverse = jnp.block([[-identity, lower.T], [lower, schur - lower @ lower.T]])
-    return _Quadratic(theta, jnp.concatenate([changes, theta * steps]), inner, inverse)
+    return _Quadratic(jnp.concatenate([changes, steps]), inner, inverse)
 
 
 class _Progress(NamedTuple):
@@ -84,9 +85,9 @@ def _cauchy(
     def at(rate: Array, direction: Array, image: Array, total: Array) -> _Progress:
         length = direction @ direction
         bent = model.inner @ image
-        slope = length * (model.theta * rate - 1) - bent @ total
-        curvature = model.theta * length - bent @ image
-        least = jnp.finfo(x.dtype).eps * model.theta * length
+        slope = length * (rate - 1) - bent @ total
+        curvature = length - bent @ image
+        least = jnp.finfo(x.dtype).eps * length
         ahead = jnp.maximum(divide(-slope, jnp.maximum(curvature, least)), 0)
         left = jnp.where(direction != 0, ends, far)
         place = jnp.argmin(left)
@@ -124,13 +125,13 @@ def _minimum(
     c: Array,
 ) -> Array:
     """The model's minimum over the free entries, brought between the bounds."""
-    theta, factors = model.theta, model.factors
-    rest = g + theta * (point - x) - (model.inner @ c) @ factors
+    factors = model.factors
+    rest = g + (point - x) - (model.inner @ c) @ factors
     rest = jnp.where(free, rest, 0)
     of_free = jnp.where(free, factors, 0)
-    small = model.inverse - of_free @ of_free.T / theta
+    small = model.inverse - of_free @ of_free.T
     within = jnp.linalg.solve(small, of_free @ rest) @ of_free
-    step = -rest / theta - within / theta**2
+    step = -rest - within
     projected = jnp.clip(point + step, low, high)
     # Where the projected point does not descend, the way to it is cut short instead.
     room = jnp.where(step > 0, high - point, point - low)
@@ -212,7 +213,7 @@ def scale_by_lbfgsb(
         new, newest = remembered(g, s, t, p, jnp.finfo(x.dtype).eps)
         weights = new["weights_memory"]
         # After a step of zero only another direction can help.
-        weights = jnp.where(norm_sq(sub(p, s.params)) == 0, 0, weights)
+        weights = jnp.where(global_norm(sub(p, s.params)) == 0, 0, weights)
 
         order = (newest + 1 + jnp.arange(memory_size)) % memory_size
         sizes = jnp.sqrt(weights).astype(x.dtype)[order]
@@ -225,21 +226,24 @@ def scale_by_lbfgsb(
         theta = jnp.where(there[last], changes[last] @ changes[last], 1)
 
         start = jnp.clip(x, low, high)
-        model = _model(steps, changes, theta, there)
+        root = jnp.sqrt(theta)
+        model = _model(root * steps, changes / root, there)
         some = jnp.any(there)
-        point, free, c = _cauchy(start, gradient, low, high, model, some)
-        goal = _minimum(start, gradient, low, high, model, point, free, c)
-        steepest = jnp.clip(start - gradient, low, high)
-        sound = some & jnp.all(jnp.isfinite(goal)) & ((goal - start) @ gradient < 0)
+        slopes = gradient / theta
+        point, free, c = _cauchy(start, slopes, low, high, model, some)
+        goal = _minimum(start, slopes, low, high, model, point, free, c)
+        sound = some & jnp.all(jnp.isfinite(goal)) & ((goal - start) @ slopes < 0)
         new["weights_memory"] = jnp.where(sound | ~some, weights, 0)
-        goal = jnp.where(sound, goal, steepest)
+        # Not the point where it leads, in which a small gradient would be lost in rounding.
+        steepest = jnp.clip(-gradient, low - start, high - start)
+        way = jnp.where(sound, goal - start, steepest)
 
-        length = jnp.sqrt((goal - start) @ (goal - start))
+        length = global_norm(way)
         short = sound | jnp.all(jnp.isfinite(low) & jnp.isfinite(high)) | (length <= 1)
-        goal = start + jnp.where(short, 1, 1 / jnp.where(short, 1, length)) * (goal - start)
+        back = (x - start) - jnp.where(short, 1, 1 / jnp.where(short, 1, length)) * way
         direction, begin = [], 0
         for leaf in p:
-            direction.append(leaf - goal[begin : begin + leaf.size].reshape(leaf.shape))
+            direction.append(back[begin : begin + leaf.size].reshape(leaf.shape))
             begin += leaf.size
         return cast_like(direction, p), new
 

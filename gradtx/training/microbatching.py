@@ -31,7 +31,8 @@ def microbatch(
 
     Args:
         fun: any function, such as ``jax.value_and_grad(loss)``.
-        argnums: the positions of the arguments that have a batch dimension; each may be a tree.
+        argnums: the positions of the arguments that have a batch dimension, negative ones from the
+            end; each may be a tree.
         microbatch_size: examples per part, at least 1; None for a single part. The remainder is a
             smaller part at the end; in Optax the size must divide the batch.
         accumulator: how results are combined: ``"sum"``, ``"mean"`` over examples (a smaller part
@@ -50,9 +51,10 @@ def microbatch(
         several rows. The sum of `Rows` of a table has the rows of all parts.
 
     Raises:
-        ValueError: batch dimensions differ, an accumulator is unknown, a mean of integers or a
-            concatenation of scalars or `Rows` is asked for, `num_real_microbatches` is given and a
-            part is smaller, or it is a number that is known, below 1 or above that of the parts.
+        ValueError: an argument is not there, batch dimensions differ, an accumulator is unknown, a
+            mean of integers or a concatenation of scalars or `Rows` is asked for,
+            `num_real_microbatches` is given and a part is smaller, or it is a number that is known,
+            below 1 or above that of the parts.
 
     >>> grad = microbatch(jax.grad(lambda p, x: jnp.mean(p * x)), 1, 2, "mean")
     >>> float(grad(1.0, jnp.arange(5.0)))
@@ -76,7 +78,11 @@ def microbatch(
     batch_axes = dict(zip(keys, axes, strict=True))
 
     def parted(*args: Any, **kwargs: Any) -> Any:
-        batch = _Batch(fun, args, kwargs, batch_axes, microbatch_size)
+        from_start = {
+            key + len(args) if isinstance(key, int) and key < 0 else key: axis
+            for key, axis in batch_axes.items()
+        }
+        batch = _Batch(fun, args, kwargs, from_start, microbatch_size)
         if num_real_microbatches is not None and batch.rest:
             raise ValueError(
                 f"microbatch: num_real_microbatches needs a batch that {microbatch_size} divides, "
@@ -117,6 +123,12 @@ class _Batch:
     ) -> None:
         self.fun, self.count, self.names, self.axes = fun, len(args), list(kwargs), axes
         self.arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        missing = [key for key in axes if key not in self.arguments]
+        if missing:
+            raise ValueError(
+                f"microbatch: there is no argument {missing[0]!r}, by position in argnums or by "
+                "name in argnames"
+            )
         self.size = _batch_size({key: (self.arguments[key], axis) for key, axis in axes.items()})
         self.part_size = part_size
         self.parts, self.rest = divmod(self.size, part_size)

@@ -245,7 +245,12 @@ def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree
     if nearest is None:
         return global_norm(grads) <= tol
     params, grads = unpack(params), unpack(grads)
-    return global_norm(sub(params, nearest(sub(params, grads), 1))) <= tol
+    ahead = sub(params, grads)
+    # Where that stays the change is the gradient, also one that is lost in rounding.
+    change = jax.tree.map(
+        lambda p, g, to, at: jnp.where(at == to, g, p - at), params, grads, ahead, nearest(ahead, 1)
+    )
+    return global_norm(change) <= tol
 
 
 @read_by_people

@@ -29,7 +29,7 @@ def normalize_by_update_norm(
         scale_factor: :math:`s`, the norm of the result.
         eps: :math:`\epsilon > 0`.
 
-    The norm is summed in at least float32, and a factor of 0 gives zeros (NaN in Optax).
+    The norm is summed in at least float32, and a factor of 0 gives zeros.
 
     >>> tx = normalize_by_update_norm()
     >>> [round(float(u), 4) for u in tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))[0]]

@@ -209,12 +209,12 @@ def dpsgd(
         momentum: :math:`\mu` in :math:`[0, 1]`; None for none.
         nesterov: use Nesterov momentum.
         every: how many micro-batches get noise together, as in :func:`differentially_private`.
-        seed: Optax's old name for `key`.
+        seed: Optax's name for `key`.
 
     ``update`` takes gradients with the examples in the first dimension.
 
     Raises:
-        ValueError: there is no key (Optax then uses a known one).
+        ValueError: there is no key (for a seed of None Optax uses a known one).
 
     Source: M. Abadi et al., Deep Learning with Differential Privacy, 2016, arXiv:1607.00133,
     algorithm 1.

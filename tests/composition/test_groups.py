@@ -165,6 +165,12 @@ def test_reset_and_regroup():
     assert float(gradtx.get_slot(fresh, "trace", "b/d")[0]) == 0.5
     with pytest.raises(ValueError, match="no group 'z'"):
         gradtx.reset_group(tx, PARAMS, state, "z")
+    renamed = gradtx.chain(
+        gradtx.clip(1.0),
+        gradtx.partition({"x": GROUPS["x"], "z": GROUPS["y"]}, {"a": "x", "b": "z"}),
+    )
+    with pytest.raises(ValueError, match="'x', 'y', and `tx` has 'x', 'z'; see regroup"):
+        gradtx.reset_group(renamed, PARAMS, state, "x")
     grown = gradtx.chain(
         gradtx.clip(1.0),
         gradtx.partition({**GROUPS, "z": gradtx.sgd(1.0, momentum=0.5)}, {"a": "x", "b": "z"}),

@@ -209,3 +209,32 @@ def test_a_pair_counts_whatever_its_size(scale):
     x = jnp.full(2, scale)
     _, state = tx.update(scale * jnp.ones(2), state, x)
     np.testing.assert_allclose(state.weights_memory.max(), 0.25 / scale**2, rtol=1e-5)
+
+
+NEWTONS = ["scale_by_lbfgs", "scale_by_lbfgsb", "scale_by_bfgs", "scale_by_ssbroyden"]
+
+
+@pytest.mark.parametrize("size", [1e-33, 1e-19, 1e20, 1e30])
+@pytest.mark.parametrize("name", NEWTONS)
+def test_the_size_of_a_loss_does_not_count(name, size):
+    """Where squares of gradients are beyond the range of float32: one pair has all curvature."""
+    tx, x = getattr(gradtx, name)(), jnp.array([1.0, 2.0])
+    first, state = tx.update(size * x, tx.init(x), x)
+    np.testing.assert_allclose(gradtx.global_norm(first), min(1, size * 5**0.5), rtol=1e-6)
+    x = x / 2
+    np.testing.assert_allclose(tx.update(size * x, state, x)[0], x, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lbfgs", "lbfgsb", "bfgs", "ssbroyden"])
+def test_a_loss_without_a_minimum_falls_until_nothing_is_left_of_it(name):
+    """Logistic regression on classes that a line separates: gradients go to zero."""
+    x = jax.random.normal(jax.random.key(0), (50, 5))
+    labels = jnp.sign(x @ jnp.ones(5))
+
+    def loss(p):
+        return jnp.mean(jax.nn.softplus(-labels * (x @ p)))
+
+    found = gradtx.solve(loss, jnp.zeros(5), getattr(gradtx, name)(), max_steps=300)
+    assert found.value < 1e-30
+    assert np.all(np.isfinite(found.params))

@@ -244,3 +244,11 @@ def test_a_mean_of_large_numbers_and_a_short_number_of_parts():
     for kind in (jnp.uint8, jnp.int8):
         few = jax.jit(lambda n, x: gradtx.microbatch(jnp.sum, 0, 1, num_real_microbatches=n)(x))
         assert few(kind(3), jnp.ones(300)) == 3
+
+
+def test_positions_from_the_end_and_arguments_that_are_not_there():
+    f, x = (lambda p, x: jnp.sum(p * x)), jnp.arange(4.0)
+    assert gradtx.microbatch(f, -1, 2)(1.0, x) == 6
+    for missing in (1, -3, 2):
+        with pytest.raises(ValueError, match="microbatch: there is no argument"):
+            gradtx.microbatch(f, missing, 2)(1.0, x=x)

@@ -408,3 +408,15 @@ def test_a_loss_without_a_hash():
     assert gradtx.solve(loss, jnp.zeros(1), gradtx.sgd(0.5)).params.tolist() == [1.0]
     loss.target = 2.0
     assert gradtx.solve(loss, jnp.zeros(1), gradtx.sgd(0.5)).params.tolist() == [2.0]
+
+
+def test_a_gradient_that_rounding_of_the_parameters_loses_is_above_the_tolerance():
+    """Between bounds it is on the change that the gradient would make: 1000 - 1e-5 is 1000."""
+
+    def loss(x):
+        return 0.5e-4 * jnp.sum((x - 1000) ** 2)
+
+    for bounds in ({}, {"lower": 0.0, "upper": 2000.0}):
+        found = gradtx.solve(loss, jnp.array([999.8]), gradtx.lbfgsb(**bounds), tol=1e-8)
+        assert found.status == gradtx.Status.CONVERGED
+        np.testing.assert_array_equal(found.params, 1000)

@@ -241,3 +241,11 @@ def test_an_adversary_starts_again_with_all_leaves_where_one_has_no_gradient():
     new, _ = gradtx.apply_gradients(tx, params, new, after, grad_fn=lambda p, i: params)
     np.testing.assert_allclose(new["a"], 0.8, rtol=1e-6)
     np.testing.assert_allclose(new["b"], 0.9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [gradtx.sam, gradtx.gsam])
+def test_a_number_that_was_pythons_has_the_type_of_a_steps_result(make):
+    """A weak type, which a step's results do not have, would have it compiled twice."""
+    tx, p = make(gradtx.sgd(0.1), gradtx.sgd(0.1)), jnp.asarray(1.0)
+    assert p.weak_type
+    assert not any(x.weak_type for x in jax.tree.leaves(tx.init(p)))
