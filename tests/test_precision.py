@@ -181,7 +181,9 @@ def test_bfloat16_follows_float32(name):
     start = float(excess(START))
     assert single[-100:].mean() < 0.05 * start, "it does not learn: give its entry another rate"
     if name in NOT_FOR_BFLOAT16:
-        assert np.max(np.abs(half - single)) > 0.02 * start
+        near = np.max(np.abs(half - single)) < 0.02 * start
+        ends = half[-100:].mean(), single[-100:].mean()
+        assert not (near and np.isclose(*ends, rtol=0.1, atol=1e-3 * start))
         return
     lost = "its steps are lost: give its entry in the catalogue a larger rate"
     assert np.max(np.abs(half - single)) < 0.02 * start, lost
