@@ -78,8 +78,8 @@ def empty_memory(memory_size: int) -> tuple[Any, Any]:
 
 def remembered(
     g: PyTree, s: Any, t: Step, p: PyTree, least_cosine: Any
-) -> tuple[dict[str, Any], Array]:
-    """The slots and scalars with the newest pair, and its place in the memory.
+) -> tuple[dict[str, Any], Array, Array]:
+    """The slots and scalars with the newest pair, its place in the memory, and the step's norm.
 
     A pair counts only if the cosine of the angle between step and change is larger than this.
     """
@@ -87,7 +87,8 @@ def remembered(
     step, change = sub(p, s.params), sub(g, s.updates)
     weights = s.weights_memory
     curvature = _inner(change, step)
-    curved = is_curved(curvature, global_norm(step), global_norm(change), least_cosine)
+    length = global_norm(step)
+    curved = is_curved(curvature, length, global_norm(change), least_cosine)
     weight = jnp.where(curved & (t.count > 1), 1 / jnp.where(curved, curvature, 1), 0)
     newest = (t.count - 2) % memory_size
 
@@ -104,7 +105,7 @@ def remembered(
         "diff_updates_memory": changes,
         "weights_memory": weights,
     }
-    return new, newest
+    return new, newest, length
 
 
 @transformation
@@ -146,7 +147,7 @@ def scale_by_lbfgs(memory_size: PositiveInt = 10, scale_init_precond: bool = Tru
     """
 
     def rule(g: PyTree, s: Any, t: Step, p: PyTree) -> Any:
-        new, newest = remembered(g, s, t, p, _LEAST_COSINE[scale_init_precond])
+        new, newest, _ = remembered(g, s, t, p, _LEAST_COSINE[scale_init_precond])
         steps, changes = new["diff_params_memory"], new["diff_updates_memory"]
         weights = new["weights_memory"]
         return _multiply(g, steps, changes, weights, newest, scale_init_precond), new

@@ -17,7 +17,7 @@ from gradtx.optimizers.lbfgs import ScaleByLBFGSState, empty_memory, remembered
 from gradtx.transforms.bounds import Box
 from gradtx.transforms.scaling import scale
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
-from gradtx.tree import cast_like, global_norm, sub
+from gradtx.tree import cast_like, global_norm
 from gradtx.types import Array, PyTree
 
 
@@ -210,10 +210,10 @@ def scale_by_lbfgsb(
         if not sum(leaf.size for leaf in p):
             return g, {}
         x, gradient, low, high = (_flat(leaves, p) for leaves in (p, g, lows, highs))
-        new, newest = remembered(g, s, t, p, jnp.finfo(x.dtype).eps)
+        new, newest, moved = remembered(g, s, t, p, jnp.finfo(x.dtype).eps)
         weights = new["weights_memory"]
         # After a step of zero only another direction can help.
-        weights = jnp.where(global_norm(sub(p, s.params)) == 0, 0, weights)
+        weights = jnp.where(moved == 0, 0, weights)
 
         order = (newest + 1 + jnp.arange(memory_size)) % memory_size
         sizes = jnp.sqrt(weights).astype(x.dtype)[order]

@@ -78,11 +78,7 @@ def microbatch(
     batch_axes = dict(zip(keys, axes, strict=True))
 
     def parted(*args: Any, **kwargs: Any) -> Any:
-        from_start = {
-            key + len(args) if isinstance(key, int) and key < 0 else key: axis
-            for key, axis in batch_axes.items()
-        }
-        batch = _Batch(fun, args, kwargs, from_start, microbatch_size)
+        batch = _Batch(fun, args, kwargs, batch_axes, microbatch_size)
         if num_real_microbatches is not None and batch.rest:
             raise ValueError(
                 f"microbatch: num_real_microbatches needs a batch that {microbatch_size} divides, "
@@ -109,7 +105,8 @@ class _Batch:
         fun: the function.
         args: its arguments.
         kwargs: its keyword arguments.
-        axes: the batch dimension of each argument that has one, by its position or name.
+        axes: the batch dimension of each argument that has one, by its position, negative from the
+            end, or by its name.
         part_size: examples per part.
     """
 
@@ -121,15 +118,21 @@ class _Batch:
         axes: dict[Any, int],
         part_size: int,
     ) -> None:
-        self.fun, self.count, self.names, self.axes = fun, len(args), list(kwargs), axes
+        self.fun, self.count, self.names = fun, len(args), list(kwargs)
+        self.axes = {
+            key + len(args) if isinstance(key, int) and key < 0 else key: axis
+            for key, axis in axes.items()
+        }
         self.arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        missing = [key for key in axes if key not in self.arguments]
+        missing = [key for key in self.axes if key not in self.arguments]
         if missing:
             raise ValueError(
                 f"microbatch: there is no argument {missing[0]!r}, by position in argnums or by "
                 "name in argnames"
             )
-        self.size = _batch_size({key: (self.arguments[key], axis) for key, axis in axes.items()})
+        self.size = _batch_size(
+            {key: (self.arguments[key], axis) for key, axis in self.axes.items()}
+        )
         self.part_size = part_size
         self.parts, self.rest = divmod(self.size, part_size)
 

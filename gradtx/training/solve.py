@@ -246,7 +246,7 @@ def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree
         return global_norm(grads) <= tol
     params, grads = unpack(params), unpack(grads)
     ahead = sub(params, grads)
-    # Where that stays the change is the gradient, also one that is lost in rounding.
+    # An entry that the map leaves alone changes by its gradient, though rounding may lose that.
     change = jax.tree.map(
         lambda p, g, to, at: jnp.where(at == to, g, p - at), params, grads, ahead, nearest(ahead, 1)
     )

@@ -13,11 +13,12 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.distributed.aggregation import aggregate, weight_among
+from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import dense
 from gradtx.leaves.whole import whole_of
-from gradtx.numerics import cast, divide, increment, own_copy, widen, zeros_like
+from gradtx.numerics import cast, divide, increment, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.optimizers.sgd import sgd
 from gradtx.programs.tracing import is_tracer, tracked, vary
@@ -148,11 +149,6 @@ class _SharpnessAware(NamedTuple):
         return new, state._replace(opt_state=opt_state, adv_state=adv_state)
 
 
-def _strong(make: Callable[[Any, Any], Array], params: Params) -> PyTree:
-    """What is made of each leaf, in the type that a step's results have: it is not a weak one."""
-    return jax.tree.map(lambda p: make(p, jnp.result_type(p)), params)
-
-
 def _sharpness_aware(
     optimizer: GradientTransformation,
     adv_optimizer: GradientTransformation,
@@ -173,11 +169,12 @@ def _sharpness_aware(
     step = moves.opaque if opaque_mode else moves.transparent
 
     def init(params: Params) -> State:
-        cache = None if opaque_mode else _strong(own_copy, params)
-        parts = jnp.zeros([], jnp.int32), optimizer.init(params), adversary.init(params), cache
-        if blend is None:
-            return SAMState(*parts)
-        return GSAMState(*parts, None if opaque_mode else _strong(zeros_like, params))
+        count = jnp.zeros([], jnp.int32)
+        states = optimizer.init(params), adversary.init(params)
+        # In opaque mode neither parameters nor gradients are kept from one step to the next.
+        kept = None if opaque_mode else map_present(parameter, params)
+        parts = count, *states, jax.tree.map(own_copy, kept)
+        return SAMState(*parts) if blend is None else GSAMState(*parts, tree.zeros_like(kept))
 
     def run(
         outer: InnerStep, updates: Updates, state: State, params: Params | None
