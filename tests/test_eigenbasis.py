@@ -193,6 +193,7 @@ def muon(x):
     return x
 
 
+@pytest.mark.slow
 def test_a_sweep_costs_less_than_muon():
     side = jax.ShapeDtypeStruct((256, 256), "float32")
     assert operations(sweep, side, side) < 1.1 * 9 * 2 * 256**3

@@ -135,6 +135,7 @@ def two_seeds(losses):
     return made | more | {"versions": {"jax": "1"}}
 
 
+@pytest.mark.slow
 def test_a_report_stays_in_its_folder_and_shows_what_is_from_outside(tmp_path, small, monkeypatch):
     shipped = [report.SHIPPED.page, report.SHIPPED.tuned, *report.SHIPPED.pictures.glob("lead*")]
     before = {path: path.stat().st_mtime_ns for path in shipped}

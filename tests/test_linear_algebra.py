@@ -66,6 +66,7 @@ def test_each_matrix_is_scaled_to_a_root_mean_square():
     np.testing.assert_allclose(linear_algebra.with_root_mean_square(x, 0.7), want, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_of_each_matrix_of_a_batch():
     x, y = HERMITIAN, UNITARY

@@ -265,6 +265,7 @@ def test_parameters_in_bfloat16(wrapper, optimizer):
     jax.eval_shape(lambda p: gradtx.solve(loss, p, tx, max_steps=3), params)
 
 
+@pytest.mark.slow
 def test_a_search_starts_where_its_parameters_are():
     """Not where the gradient was taken: `decay_first` has moved them, and `sam` moves them back."""
     search = gradtx.chain(gradtx.sgd(0.5), gradtx.scale_by_backtracking_linesearch(20))

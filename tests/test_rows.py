@@ -177,6 +177,7 @@ def test_rows_are_added_to_short_floats_at_random_with_a_key():
     assert not (add_rows(table, rows) > 1).any()
 
 
+@pytest.mark.slow
 def test_rows_past_the_last_are_gathered_as_zeros():
     table = jnp.arange(1.0, 4.0)[:, None]
     assert gather_rows(table, jnp.array([2, 3])).tolist() == [[3], [0]]

@@ -43,6 +43,7 @@ def test_unsigned_numbers_beyond_the_default_type_are_its_largest():
         np.testing.assert_array_equal(tx.update(g, tx.init(g))[0], g)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [

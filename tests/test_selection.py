@@ -110,6 +110,7 @@ def leave_one_part(outs):
     return all(abs(len(out) - wanted) < wanted / 10 for out in outs)
 
 
+@pytest.mark.slow
 def test_only_slow_cases_of_sweeps_are_left_out(monkeypatch):
     out = left_out(sweep(), chosen(monkeypatch))
     assert names(out) == set(CATALOGUE) - FIXED - in_turn(CATALOGUE, 7)

@@ -68,9 +68,7 @@ def _encode(value: Any, where: str, named: dict[str, Any]) -> Any:
         return {"dict": [[_encode(k, where, named), _encode(v, where, named)] for k, v in pairs]}
     names = getattr(value, "_fields", None)
     if isinstance(value, tuple) and names is not None:
-        fields = {k: _encode(item, where, named) for k, item in zip(names, value, strict=True)}
-        mark = _marked(type(value), _published(type(value).__name__))
-        return {"named": type(value).__name__, "fields": fields} | mark
+        return _encode_named(value, names, where, named)
     if type(value) is tuple:
         return {"tuple": [_encode(item, where, named) for item in value]}
     if isinstance(value, list):
@@ -106,6 +104,14 @@ def _encode_declared(value: Declared, where: str, named: dict[str, Any]) -> dict
     }
     mark = _marked(declaration.builder, find_builder(declaration.name))
     return {"name": declaration.name, "arguments": arguments} | mark
+
+
+def _encode_named(value: Any, names: Any, where: str, named: dict[str, Any]) -> dict[str, Any]:
+    if names == ("init", "update"):  # a pair of another library, such as Optax
+        raise TypeError(f"{where}: {value!r:.80} was made by hand and is not data")
+    fields = {k: _encode(item, where, named) for k, item in zip(names, value, strict=True)}
+    mark = _marked(type(value), _published(type(value).__name__))
+    return {"named": type(value).__name__, "fields": fields} | mark
 
 
 def _marked(value: Any, published: Any) -> dict[str, Any]:
@@ -398,11 +404,14 @@ def _tuple(content: Any, custom: Any, where: str, depth: int) -> tuple[Any, ...]
 
 def _dict(content: Any, custom: Any, where: str, depth: int) -> dict[Any, Any]:
     if not isinstance(content, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int | float)
-        for pair in content
+        isinstance(pair, list) and len(pair) == 2 for pair in content
     ):
         raise TypeError(f"{where}: a dict is written as a list of [key, value]")
-    return {k: _decode(v, custom, where, depth + 1) for k, v in content}
+    pairs = [[_decode(item, custom, where, depth + 1) for item in pair] for pair in content]
+    try:
+        return dict(pairs)
+    except TypeError as error:
+        raise TypeError(f"{where}: a key of a dict: {error}") from None
 
 
 def _object(content: Any, custom: dict[str, Any], where: str, depth: int) -> Any:

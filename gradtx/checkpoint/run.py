@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -193,7 +194,8 @@ def load_checkpoint(
             are to have: a leaf with a `NamedSharding` gets it, and one that was put on a device
             (``jax.device_put(x, device)``) gets that, with the state. On a mesh place the state by
             the method ``put`` of :func:`state_sharding`. Without `params`, parameters come as
-            nested dicts by their paths, without empty containers.
+            nested dicts by their paths, without empty containers, and as ``OrderedDict`` where
+            their order is not that of the sorted names.
         state: a state whose types of containers the loaded one takes, where a library has its own,
             such as ``opt_state`` of ``nnx.Optimizer``.
         keys: as `params`, for the saved `keys`.
@@ -468,14 +470,39 @@ def _leaf(x: Any, entry: _Entry) -> Any:
 
 
 def _nested(root: str, saved: dict[str, Any]) -> PyTree:
+    """Nested dicts by the paths of leaves, in the order in which they were saved.
+
+    The vector of :func:`flatten` has the leaves in that order.
+    """
     if root in saved:
         return saved[root]
     tree: dict[str, Any] = {}
+    places = {name: place for place, name in enumerate(saved)}
     # A leaf comes before those that have its name and a slash in theirs.
     for name, leaf in sorted(saved.items(), key=lambda item: item[0].count("/")):
         *above, last = name.removeprefix(f"{root}/").split("/")
         node = tree
         while above and isinstance(node.get(above[0], {}), dict):
             node = node.setdefault(above.pop(0), {})
-        node["/".join([*above, last])] = leaf  # a name with a "/" in it, where another leaf is
-    return tree if saved else None
+        # a name with a "/" in it, where another leaf is
+        node["/".join([*above, last])] = _Placed(places[name], leaf)
+    return _in_order(tree).leaf if saved else None
+
+
+class _Placed(NamedTuple):
+    """A leaf, or a dict of leaves, and the place of its first leaf among those that were saved."""
+
+    place: int
+    leaf: Any
+
+
+def _in_order(node: Any) -> _Placed:
+    """An OrderedDict where the keys of leaves were not sorted, as those of a dict are in JAX."""
+    if isinstance(node, _Placed):
+        return node
+    parts = sorted(
+        ((key, _in_order(part)) for key, part in node.items()), key=lambda item: item[1].place
+    )
+    names = [key for key, _ in parts]
+    kind = dict if names == sorted(names) else OrderedDict
+    return _Placed(parts[0][1].place, kind((key, part.leaf) for key, part in parts))

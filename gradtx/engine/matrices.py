@@ -133,7 +133,8 @@ def matrixwise(
 
     def first(params: PyTree, leaves: list[Any], paths: list[Any]) -> list[Any]:
         initial_slots: list[Any] = each_slots(state, slots or zeros)(params, leaves, paths)
-        for i, number in enumerate(dimensions.of(label, params) if some else ()):
+        numbers = dimensions.of(label, params)
+        for i, number in enumerate(numbers if some else ()):
             p = leaves[i]
             if p is not None:
                 how = None if number is None else as_matrices(label, paths[i], p.shape, number)
@@ -144,7 +145,7 @@ def matrixwise(
                         n: f(how, p) for n, f in factor_functions.items()
                     }
         if shardings_are_known() and (factor_functions or on_entries is None):
-            with_owners(label, batched, dimensions.of(label, params), leaves, paths, initial_slots)
+            with_owners(label, batched, numbers, leaves, paths, initial_slots)
         return initial_slots
 
     alone = on_entries or on_others

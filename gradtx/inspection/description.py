@@ -224,23 +224,24 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     counters and other                             0
     all                                           36
     """
+    name, tx = repr(tx), with_extra_args_support(tx)
     advice = (
         DIVIDE if _transforms_matrices(tx) and lacks_a_mesh(params) else None,
         _advice_on_estimates(tx),
     )
-    params = jax.eval_shape(lambda: params) if not _abstract(params) else params
+    params = jax.tree.map(_form, params)
     state, messages = _state_and_sent(tx, params)
     slots = tuple(
         SlotInfo(
-            name,
+            slot,
             tuple(dict.fromkeys(map(_type_name, jax.tree.leaves(tree, is_leaf=is_encoded)))),
             tuple(tuple(x.shape) for x in jax.tree.leaves(tree, is_leaf=is_encoded)),
             _bytes(tree),
         )
-        for name, tree in slots_by_name(state).items()
+        for slot, tree in slots_by_name(state).items()
     )
     return Description(
-        transformation=repr(tx),
+        transformation=name,
         links=tuple(repr(child) for _, child in tx.expansion.children),
         parameters=sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params)),
         parameter_bytes=_bytes(params),
@@ -330,5 +331,5 @@ def _loses_signs(state: PyTree) -> str | None:
     )
 
 
-def _abstract(params: Params) -> bool:
-    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
+def _form(x: Any) -> Any:
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.eval_shape(lambda: x)

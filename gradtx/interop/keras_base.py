@@ -43,13 +43,16 @@ def single(
     rate = _rate(o, values, steps, live)
     leaves = _decaying(o.where, leaves, live)
     core = CORES[name](o, rate, leaves)
-    before = _before(o)
+    unscaled, clips = _unscaled(o), _clips(o)
     default = REQUIRED if name == "AdamW" else None
     decay = None if core.decays else o.optional("weight_decay", default)
     tx = core.tx if not decay else decayed(core.tx, multiplied(rate, decay), leaves)
-    tx = chain(*before, tx) if before else tx
-    if steps is not None:
+    if steps is None:
+        clips = unscaled + clips
+    tx = chain(*clips, tx) if clips else tx
+    if steps is not None:  # Keras divides by the factor before it collects, and clips afterwards
         tx = accumulate(tx, steps)
+        tx = chain(*unscaled, tx) if unscaled else tx
     average = _average(o, steps or 1)
     if average is not None:
         tx = chain(tx, average)
@@ -84,14 +87,16 @@ def _iteration(o: Options, values: Arrays | None) -> int:
     return steps_taken(f"{o.where}: iteration", values.take("iteration", (), integer=True))
 
 
-def _before(o: Options) -> list[GradientTransformation]:
-    """The transformations of gradients before the optimizer: of the loss scale, and a clip."""
-    links: list[GradientTransformation] = []
+def _unscaled(o: Options) -> list[GradientTransformation]:
+    """The division of gradients by the factor of the loss, if there is one."""
     factor = o.optional("loss_scale_factor")
-    if factor is not None:
-        if factor == 0:
-            raise ValueError(f"{o.where}: loss_scale_factor must not be 0")
-        links.append(scale(1 / factor))
+    if factor == 0:
+        raise ValueError(f"{o.where}: loss_scale_factor must not be 0")
+    return [] if factor is None else [scale(1 / factor)]
+
+
+def _clips(o: Options) -> list[GradientTransformation]:
+    """The clip of gradients before the optimizer, if there is one."""
     clips: dict[str, Callable[[Any], GradientTransformation]] = {
         "clipnorm": clip_by_norm,
         "global_clipnorm": clip_by_global_norm,
@@ -100,8 +105,7 @@ def _before(o: Options) -> list[GradientTransformation]:
     limits = {key: o.optional(key) for key in clips}
     if sum(limit is not None for limit in limits.values()) > 1:
         raise ValueError(f"{o.where}: at most one of {', '.join(clips)} may be set")
-    links += [clips[key](limit) for key, limit in limits.items() if limit is not None and limit > 0]
-    return links
+    return [clips[key](limit) for key, limit in limits.items() if limit is not None and limit > 0]
 
 
 def _counters(iteration: int, window: int) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def _asgd(o: Options, rate: Any) -> TorchCore:
 
 def _rprop(o: Options, rate: Any) -> TorchCore:
     (minus, plus), (least, largest) = o.pair("etas"), o.pair("step_sizes")
-    tx = rprop(rate, minus, plus, least, largest)
+    first = min(max(rate, least), largest)  # PyTorch bounds the first step size too
+    tx = rprop(first, minus, plus, least, largest)
     return TorchCore(tx, {"prev": "prev_updates", "step_size": "step_sizes"})
 
 

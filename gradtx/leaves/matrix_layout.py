@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradtx.leaves.paths import path_string, spread_leaves
+from gradtx.leaves.paths import leaves_with_path, path_string, spread_leaves
 from gradtx.leaves.whole import whole_of
 from gradtx.types import Array, PyTree
 
@@ -73,8 +73,9 @@ class MatrixDimensions:
             perhaps ``heads``, an axis and how many matrices lie side by side along it; a tree of
             them or a prefix of it, or a function from the updates to such a tree. None for a leaf
             means that it is not a matrix.
-        kind: a class of such numbers; its defaults are used if nothing is given. Those of another
-            class that name the same axes will do too.
+        kind: a class of such numbers; its defaults are those of leaves with two dimensions if
+            nothing is given, and then there may be no others. Numbers of another class that name
+            the same axes will do too.
     """
 
     given: Any
@@ -84,11 +85,12 @@ class MatrixDimensions:
         """The dimension numbers of each leaf of `tree`.
 
         Raises:
-            ValueError: they are not a tree like it or a prefix of it, or a rule matches no leaf.
+            ValueError: they are not a tree like it or a prefix of it, or a rule matches no leaf; or
+                nothing is given, and a leaf has not two dimensions.
             TypeError: a leaf of them names no axes.
         """
         tree = whole_of(tree)
-        numbers = self.kind() if self.given is None else self.given
+        numbers = self._of_two(label, tree) if self.given is None else self.given
         if callable(numbers) and not names_axes(numbers):
             if hasattr(numbers, "check"):  # it is made of rules, each of which must match a leaf
                 numbers.check(tree)
@@ -103,6 +105,16 @@ class MatrixDimensions:
                 f"{label}: the leaves of the dimension numbers must be {self.kind.__name__}"
             )
         return leaf_numbers
+
+    def _of_two(self, label: str, tree: PyTree) -> Any:
+        for path, leaf in leaves_with_path(tree)[0]:
+            if leaf is not None and np.ndim(leaf) != 2:
+                raise ValueError(
+                    f"{label}: at {path_string(path)!r}, of shape {np.shape(leaf)}: which axes are "
+                    "rows and which columns is not known; give dimension numbers, or None for a "
+                    "leaf that is not a matrix"
+                )
+        return self.kind()
 
 
 def names_axes(x: Any) -> bool:
@@ -154,7 +166,7 @@ def _apart(
 
 def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
     """One axis or several as a tuple of indices, of which none is negative."""
-    indices = (axes,) if isinstance(axes, int) else tuple(axes)
+    indices = (axes,) if isinstance(axes, int | np.integer) else tuple(axes)
     if not all(-ndim <= axis < ndim for axis in indices):
         raise ValueError(f"the axes {indices} are not axes of an array with {ndim} dimensions")
     return tuple(axis % ndim for axis in indices)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.numerics import is_zero
 from gradtx.types import Array
@@ -44,7 +45,9 @@ def _largest(x: Array, axis: Axis) -> Array:
 
 def _first_largest(x: Array, axis: Axis) -> Array:
     """Whether an entry is the first of the largest ones; none is if one is NaN."""
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = (
+        range(x.ndim) if axis is None else (axis,) if isinstance(axis, int | np.integer) else axis
+    )
     number, length = jnp.zeros([], jnp.int32), 1
     for i in axes:
         number = number + length * jax.lax.broadcasted_iota(jnp.int32, x.shape, i % x.ndim)

@@ -61,8 +61,8 @@ class _DAdaptation(NamedTuple):
     bias_correction: bool
 
     def scaled(self, x: Array, v: Array) -> Array:
-        r"""A quotient by :math:`\sqrt{\nu} + \epsilon`."""
-        return x / (root(v) + self.eps)
+        r"""A quotient by :math:`\sqrt{\nu} + \epsilon`, and 0 where nothing has been seen."""
+        return divide(x, root(v) + self.eps)
 
     def averages(self, rate: Array, g: list[Array], s: Any) -> dict[str, list[Array]]:
         r"""The averages :math:`m_t`, :math:`\nu_t` and :math:`s_t`."""

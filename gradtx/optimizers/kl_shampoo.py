@@ -20,6 +20,7 @@ from gradtx.numerics import (
     Step,
     abs_sq,
     accumulator_dtype,
+    bounded,
     ema,
     full,
     moments,
@@ -79,7 +80,8 @@ def _curvature(beta: Any, largest_inverse_root: Any) -> Any:
         if not old.size:
             return old
         limit = jnp.clip(old.shape[-1], 10, jnp.maximum(largest_inverse_root, 10))
-        new = ema(jnp.mean(abs_sq(low) * _inverse(other)[..., None, :], axis=-1), old, beta)
+        seen = bounded(abs_sq(low)) * _inverse(other)[..., None, :]
+        new = ema(bounded(jnp.mean(seen, axis=-1)), old, beta)
         return jnp.where(t.count == 1, old, jnp.maximum(new, 1 / jnp.square(limit)))
 
     def factor(g: Array, basis: Array, other: Array, old: Array, t: Step) -> Array:

@@ -193,7 +193,8 @@ def scale_by_shape(
     State: none.
 
     Raises:
-        ValueError: both `consistent_rms` and another `scale` than the default are given.
+        ValueError: both `consistent_rms` and another `scale` than the default are given, or a leaf
+            has no dimension numbers and is not a matrix.
 
     Source: K. Jordan et al., Muon: An Optimizer for Hidden Layers in Neural Networks, 2024;
     J. Liu et al., Muon is Scalable for LLM Training, 2025, arXiv:2502.16982 (moonshot);

@@ -9,7 +9,7 @@ from gradtx.composition.chain import chain
 from gradtx.composition.matrices import matrices_and_others
 from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import root_mean_square
+from gradtx.numerics import divide, root_mean_square
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema
@@ -24,7 +24,7 @@ def _of_unit_size(eps: NonNegative) -> GradientTransformation:
         if g.ndim >= 2:
             return jnp.sign(g) / max(g.shape[0], 1), {}
         size = root_mean_square(g)
-        return g / size.unit / (size.value + eps / size.unit), {}
+        return divide(g / size.unit, size.value + eps / size.unit), {}
 
     return leafwise(EmptyState, None, rule)
 

@@ -102,8 +102,8 @@ def finite_or(new: Any, old: Any) -> Any:
 
 
 def gram(g: Array, old: Array, decay: Any) -> Array:
-    """The moving average of `g g*`, where it is kept."""
-    return old if old.size == 0 else ema(product(g, g.mT.conj()), old, decay)
+    """The moving average of `g g*`, where it is kept; the old one where that would overflow."""
+    return old if old.size == 0 else finite_or(ema(product(g, g.mT.conj()), old, decay), old)
 
 
 def grams_of(decay: Any) -> Curvature:
@@ -253,9 +253,9 @@ def scale_by_soap(
     :math:`\mathrm{diag}(P_{t-1}^* L_t P_{t-1})`, the largest first. :math:`\nu_t` is sorted with
     them, and :math:`\mu_t` becomes :math:`P_t^* P_{t-1} \mu_t Q_{t-1}^* Q_t`. The first step only
     makes the bases, of the eigenvectors of :math:`L_1` and :math:`R_1`: its direction is 0, so that
-    no gradient is seen in bases that it made itself. Bases that are not finite, because a
-    decomposition failed, are discarded: the previous ones stay. Leaves that are not matrices take
-    the steps of :func:`scale_by_adam`.
+    no gradient is seen in bases that it made itself. A Gram matrix that would overflow stays as it
+    was, and so do bases where a decomposition failed. Leaves that are not matrices take the steps
+    of :func:`scale_by_adam`.
 
     Where a Gram matrix has no full rank, as that of the longer side after few gradients, rounding
     chooses the basis of its null space: other devices or compilers, or 1e-7 of the gradient, then

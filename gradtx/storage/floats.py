@@ -145,7 +145,8 @@ class Float8(Format):
         parts = {"scale": scale}
         y = over(x, scale)
         if self.expand:
-            size = jnp.abs(y)
+            # Where 0 has no code, a quotient that underflows is part of the range too.
+            size = jnp.abs(y) if signed else jnp.where(x > 0, jnp.maximum(y, 2 * TINY), y)
             least = jnp.min(size, axis, keepdims=True, initial=0.5, where=size > 0)
             ratio = jnp.log(self._most / self._least) / -jnp.log(jnp.maximum(least, TINY))
             # A power above 1 widens a narrow range; one below 1 keeps a wide range from vanishing.

@@ -69,10 +69,11 @@ def microbatch(
     for how in jax.tree.leaves(accumulator):
         check_choice("microbatch", "accumulator", how, _HOW)
     check_function("microbatch", "fun", fun)
-    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    several = (argnums,) if isinstance(argnums, int | np.integer) else argnums
+    positions = tuple(map(int, several))
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
     keys: list[Any] = [*positions, *names]
-    axes = (in_axes,) * len(keys) if isinstance(in_axes, int) else tuple(in_axes)
+    axes = (in_axes,) * len(keys) if isinstance(in_axes, int | np.integer) else tuple(in_axes)
     if len(axes) != len(keys):
         raise ValueError(f"microbatch: {len(axes)} in_axes for {len(keys)} arguments")
     batch_axes = dict(zip(keys, axes, strict=True))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.composition.scalings import Scaling
@@ -60,7 +61,13 @@ def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _unit_norms(x: Array, axis: int | Sequence[int] | None) -> Norm:
-    axes = _unit_axes(x.shape) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = (
+        _unit_axes(x.shape)
+        if axis is None
+        else (axis,)
+        if isinstance(axis, int | np.integer)
+        else axis
+    )
     return norm(x, tuple(axes), costly=True, looped=True)
 
 

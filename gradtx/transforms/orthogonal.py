@@ -224,6 +224,11 @@ class _Iteration(NamedTuple):
         return self.rounded(self.product(q, x))
 
 
+def _or_one(divisor: Array) -> Array:
+    """The divisor of a matrix, but 1 for a matrix of zeros."""
+    return jnp.where(divisor == 0, 1, divisor)
+
+
 def _first_iterate(
     x: Array, how: str, eps: Any, iteration: _Iteration
 ) -> tuple[Array, Array | None]:
@@ -233,14 +238,14 @@ def _first_iterate(
     shrink = _shrink(x)
     x, eps = x * shrink, eps * shrink
     if how == "frobenius":
-        x = x / (_norm(x) + eps)
+        x = x / _or_one(_norm(x) + eps)
     elif how == "spectral":
-        x = x / (spectral_norm(x) + eps)
+        x = x / _or_one(spectral_norm(x) + eps)
     else:
         a = iteration.gram(x)
         of_rows = how == "aol"
         size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True) if of_rows else _norm(a)
-        s = jax.lax.rsqrt(jnp.maximum(size, eps * shrink))
+        s = jax.lax.rsqrt(_or_one(jnp.maximum(size, eps * shrink)))
         x, a = x * s, a * s * s.mT
     return iteration.rounded(x), a
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx import projections
 from gradtx.checks import check_constant, check_function
@@ -136,7 +137,7 @@ def _treats_rows_alone(projection: Any, arguments: dict[str, Any], ndim: int) ->
     norms = ("max_norm", "min_max_norm", "unit_norm")
     if projection in (*norms, "l1_ball", "l1_sphere", "simplex", "sparse_simplex"):
         axis = arguments.get("axis", 0 if projection in norms else None)
-        axes = (axis,) if isinstance(axis, int) else axis
+        axes = (axis,) if isinstance(axis, int | np.integer) else axis
         return axes is not None and all(a % ndim for a in axes)
     return False
 

@@ -3,6 +3,8 @@
 # Sees mutants of: declared_schedule.
 
 import json
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import hypothesis
@@ -146,10 +148,31 @@ def test_steps_that_are_integers_of_numpy():
     assert float(again(15)) == 0.5
 
 
+class PlainPair(NamedTuple):
+    """A transformation as Optax makes one."""
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+@pytest.mark.parametrize("key", [None, 2, 0.5, math.inf, True])
+def test_keys_of_dicts(key):
+    tx = gradtx.partition({key: gradtx.sgd(0.1)}, {"w": key})
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+
+
+def test_a_dict_with_a_key_that_no_dict_has():
+    config = gradtx.to_config(gradtx.partition({2: gradtx.sgd(0.1)}, {"w": 2}))
+    config["arguments"]["transforms"]["dict"][0][0] = [1, 2]
+    with pytest.raises(TypeError, match="transforms: a key of a dict"):
+        gradtx.from_config(config)
+
+
 def test_what_is_not_data_cannot_be_written():
     by_hand = gradtx.GradientTransformation(lambda p: (), lambda u, s, p=None: (u, s))
-    with pytest.raises(TypeError, match="made by hand"):
-        gradtx.to_config(by_hand)
+    for tx in (by_hand, gradtx.chain(PlainPair(*by_hand), gradtx.clip(1.0))):
+        with pytest.raises(TypeError, match="made by hand"):
+            gradtx.to_config(tx)
     with pytest.raises(
         TypeError, match="masked.mask: .* use path patterns .*, or a named function"
     ):

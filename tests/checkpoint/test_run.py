@@ -11,6 +11,7 @@ import time
 import tracemalloc
 import warnings
 import zipfile
+from collections import OrderedDict
 from typing import NamedTuple
 
 import chex
@@ -94,6 +95,28 @@ def test_every_kind_of_leaf(path):
     without = load_checkpoint(path).params
     assert without["layers"]["1"]["b"].keys() == {"indices", "values"}
     assert sorted(paths(without)) == sorted(paths(tree))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        OrderedDict(w=np.float32(1.0), b=OrderedDict(z=np.float32(2.0), a=np.float32(3.0))),
+        {"layers": [np.float32(i) for i in range(12)], "a": np.float32(12.0)},
+        OrderedDict({"a/b": np.float32(1.0), "a": np.float32(2.0)}),
+        {"b": np.float32(1.0), "a": np.float32(2.0)},
+    ],
+    ids=["named", "a list", "a name with a slash", "sorted"],
+)
+def test_without_parameters_leaves_keep_their_order(params, tmp_path):
+    """So that they fit the one vector that `flatten` makes of all."""
+    path, tx = tmp_path / "run.npz", gradtx.flatten(gradtx.sgd(0.1, momentum=0.9))
+    _, state = tx.update(params, tx.init(params), params)
+    save_checkpoint(path, params, state, tx)
+    run = load_checkpoint(path)
+    assert paths(run.params) == paths(params)
+    updates, _ = run.tx.update(jax.tree.map(np.zeros_like, run.params), run.state, run.params)
+    want = [-0.09 * x for x in jax.tree.leaves(params)]
+    np.testing.assert_allclose(jax.tree.leaves(updates), want, rtol=1e-6)
 
 
 def paths(tree):
@@ -228,6 +251,7 @@ def test_what_is_not_finished_leaves_the_old_one(path, fails, monkeypatch):
     assert load_checkpoint(path).step == 2
 
 
+@pytest.mark.slow
 def test_orbax_is_asked_for_arrays_of_4_mib_at_a_time(tmp_path, monkeypatch):
     """What is asked for together is in memory twice. First the run's own numbers are beside three
     of a MiB each; the last has more than 4 alone.

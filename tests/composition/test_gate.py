@@ -138,6 +138,7 @@ def test_run_if():
     np.testing.assert_array_equal(slope(x, jnp.array(False)), jnp.ones(3))
 
 
+@pytest.mark.slow
 def test_derivatives_go_through_a_compiled_step_that_closes_over_integers():
     tx = gradtx.apply_if_finite(gradtx.sgd(0.1), 2)
 

@@ -213,6 +213,7 @@ def test_rows_whose_indices_have_several_axes_are_gathered():
     assert table[:, :, 0].tolist() == [[0.5, 2.0, 0.5, 0.5]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["mean", "sum"])
 @pytest.mark.parametrize("aggregate", [gradtx.aggregate, gradtx.aggregate_bf16])
 def test_a_weight_is_one_number(aggregate, op):

@@ -147,6 +147,7 @@ def test_the_gradients_of_sam_at_the_worse_point(check_vma):
     np.testing.assert_allclose(stepped(tx, check_vma, grad_fn=grad_fn), 0.4, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_sam_weighs_what_it_averages():
     """In the climb by an aggregation of its own, and at the worse point."""
     weights, examples = [1.0, 3.0], [1.0, 3.0]

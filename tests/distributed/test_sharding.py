@@ -505,6 +505,7 @@ def test_the_first_pattern_that_fits_says_where_a_slot_lies():
     assert adam.count == on(m)
 
 
+@pytest.mark.slow
 def test_untrained_parameters_have_places_and_no_slots():
     m, p = mesh(data=8), weights()
     tx = gradtx.sgd(1e-2, momentum=0.9)

@@ -85,6 +85,7 @@ def test_the_peak_of_fragments(fragments):
     assert said.message_bytes == 4 * SIZE // 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 1])
 def test_only_what_is_on_the_way_is_held(delay):
     tx = gradtx.streaming_diloco(gradtx.sgd(0.1), nesterov(), 8, "data", 4, delay)
@@ -142,6 +143,7 @@ def test_a_message_in_every_step_is_in_no_branch_and_waits_for_no_gradient():
     assert not known & set(sums[0].outvars)
 
 
+@pytest.mark.slow
 def test_a_leaf_without_a_gradient_where_its_fragment_is_sent():
     """Its second entry never has a gradient but 0: no change of another fragment moves it."""
     outer = gradtx.sgd(1.0)

@@ -49,6 +49,7 @@ def test_a_layer_that_is_drawn_alone_has_the_bits_that_it_has_in_the_leaf(distri
         assert not np.array_equal(whole, directions.leaf(i, 0))
 
 
+@pytest.mark.slow
 def test_leaves_of_equal_shapes_have_directions_of_their_own():
     directions = Directions(jax.random.key(0), [jnp.zeros((4, 4))] * 2, "normal")
     assert not np.any(np.asarray(directions.leaf(0, 0)) == np.asarray(directions.leaf(1, 0)))

@@ -71,6 +71,7 @@ def test_equal_losses_share_their_ranks():
     np.testing.assert_allclose(weights_of([[1.0, 0.0], [1.0, 1.0]]), [1 / 6, 0.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_losses_that_are_not_finite_rank_last_and_none_that_is_gives_nan():
     worst = weights_of([[3.0, 1.0], [2.0, 9.0]])
     for bad in (np.nan, np.inf, -np.inf):

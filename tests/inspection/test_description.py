@@ -1,5 +1,7 @@
 """Sizes by name."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -25,6 +27,15 @@ def test_describe_counts_bytes_without_allocating():
     }
     assert described.state_bytes == 6 * 10**12 + 4
     assert "(1000000, 1000000)" in str(described)
+
+
+def test_a_pair_of_another_library_and_leaves_of_several_kinds():
+    adam = gradtx.adam(1e-3)
+    pair = NamedTuple("Pair", [("init", Any), ("update", Any)])(adam.init, adam.update)
+    p = {"w": jax.ShapeDtypeStruct((3, 2), jnp.float32), "b": 1.0, "none": None}
+    described = gradtx.describe(pair, p)
+    assert (described.parameters, described.state_bytes) == (7, 2 * 28 + 4)
+    assert described.transformation == repr(pair)
 
 
 def test_it_begins_with_one_short_line():

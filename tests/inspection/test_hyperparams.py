@@ -145,6 +145,7 @@ def test_a_schedule_of_a_wrapper_goes_by_its_own_steps(name, wrapped):
     assert float(gradtx.hyperparams(tx, state)[name]) == pytest.approx(0.93, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_group_has_the_name_of_the_group():
     tx = gradtx.guard(gradtx.accumulate(gradtx.partition(GROUPS, BY_GROUP), 2))
     found = gradtx.hyperparams(tx, after(tx, 4))

@@ -84,6 +84,7 @@ def test_paths_are_those_of_the_model():
     assert set(flat(as_pure(params()))) == want  # as nnx.Optimizer passes them at each step
 
 
+@pytest.mark.slow
 def test_a_leaf_that_is_named_value_keeps_its_name():
     class Attention(nnx.Module):
         def __init__(self):
@@ -99,6 +100,7 @@ def test_a_leaf_that_is_named_value_keeps_its_name():
     assert set(flat({"attention": Projections(jnp.ones(2))})) == {"attention/value"}
 
 
+@pytest.mark.slow
 def test_boxes_of_linen_are_not_in_paths():
     nn = pytest.importorskip("flax.linen")
     start = nn.with_partitioning(nn.initializers.ones, (None, "x"))

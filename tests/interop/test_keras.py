@@ -133,6 +133,9 @@ OPTIMIZERS = {
     "accumulation schedule": lambda: KO.SGD(
         SCHEDULES["exponential"](), momentum=0.9, gradient_accumulation_steps=3
     ),
+    "accumulation loss scale": lambda: KO.SGD(
+        0.1, momentum=0.9, gradient_accumulation_steps=3, loss_scale_factor=8.0, clipnorm=1.0
+    ),
     "average": lambda: KO.SGD(0.1, use_ema=True, ema_momentum=0.9),
     "average accumulation": lambda: KO.SGD(
         0.1, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=3

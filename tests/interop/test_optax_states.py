@@ -55,6 +55,7 @@ def test_there_and_back(name):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 * size)
 
 
+@pytest.mark.slow
 def test_groups_and_masks():
     ours = gradtx.chain(
         gradtx.masked(gradtx.trace(0.9), "w"),
@@ -157,6 +158,7 @@ def test_states_with_more_than_is_kept_are_refused():
         to_optax_state(gradtx.adam(0.1).init(p), optax.sgd(0.1), p)
 
 
+@pytest.mark.slow
 def test_extra_arguments_inside_an_optax_chain():
     def loss(p):
         return jnp.sum((p - 3.0) ** 2)

@@ -133,6 +133,17 @@ def test_sparse_adam_goes_on_with_rows():
     np.testing.assert_allclose(params[0], p.detach().numpy(), rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("lr", [0.01, 9.0])
+def test_the_first_step_of_rprop_is_within_its_bounds(lr):
+    ps = tensors()
+    start = [p.detach().numpy().copy() for p in ps]
+    optimizer = TO.Rprop(ps, lr, step_sizes=(0.05, 2.0))
+    gs = gradients(SHAPES, 2)
+    got, _ = go_on(*from_torch(optimizer, start), start, gs)
+    for mine, theirs in zip(got, train(optimizer, ps, gs), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
 def test_what_is_maximized_has_gradients_of_the_other_sign():
     tx, _ = from_torch(saved(maximize=True), [np.zeros(2)], class_name="SGD")
     assert tx == gradtx.chain(gradtx.scale(-1.0), gradtx.sgd(0.1, 0.9))

@@ -371,6 +371,7 @@ def test_ctc_counts_every_path(labels, blank):
     np.testing.assert_allclose(got[0], transcribed_ctc(x, labels, blank), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_label_of_padding_is_a_blank_whatever_its_number():
     """One that is no class would be NaN, and its gradient too."""
     probabilities = jax.jit(functools.partial(losses.ctc_loss_with_forward_probs, blank_id=2))
@@ -450,6 +451,7 @@ def test_like_its_formula(name):
     np.testing.assert_allclose(got, FORMULAS[name](*arguments), rtol=3e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_cosine_at_zero():
     """Zero, or where the norm has a lower bound that of any vector below it."""
     y = jnp.array([3.0, 4.0])

@@ -32,6 +32,7 @@ def compare(run, x):
     assert (np.abs(got[1] - want[1]) <= 1e-5 * size + 1e-36).all(), (got[1], want[1])
 
 
+@pytest.mark.slow
 def test_a_ctc_loss_below_the_precision_of_a_probability():
     """The label is missed if both frames are blank: the square of a small number."""
     run = jax.jit(losses.ctc_loss)
@@ -146,6 +147,7 @@ def test_large_integers_beside_float64(name):
         np.testing.assert_array_equal(losses.absolute_error(x, y), 0)
 
 
+@pytest.mark.slow
 def test_a_mask_of_classes_is_broadcast_before_they_are_counted():
     y = jnp.eye(2, 4)
     got = losses.smooth_labels(y, 0.4, where=jnp.ones((2, 1), bool))

@@ -114,6 +114,7 @@ def test_sums_in_one_pass(monkeypatch, chip):
     np.testing.assert_allclose(got, [19, 38])
 
 
+@pytest.mark.slow
 def test_sums_have_derivatives_where_one_of_them_is_constant(monkeypatch):
     """In reverse and in forward mode, compiled and mapped over; on a GPU too."""
     constant = jnp.arange(3.0)

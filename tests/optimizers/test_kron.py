@@ -291,6 +291,7 @@ def test_zeros_leave_the_factors():
     np.testing.assert_array_equal(state.left[0], np.eye(4))
 
 
+@pytest.mark.slow
 def test_matrices_are_fitted_in_a_condition_and_vectors_at_once():
     tx = gradtx.scale_by_kron()
 

@@ -68,6 +68,7 @@ def test_the_start_is_scaled_by_the_newest_pair_that_counts():
     assert np.sum(np.asarray(state.weights_memory) > 0) == 2
 
 
+@pytest.mark.slow
 def test_without_a_rate_the_first_step_is_as_long_as_the_gradient_but_at_most_1():
     tx = gradtx.lbfgs(linesearch=None)
     for g, length in (([3.0, 4.0], 1.0), ([0.3, 0.4], 0.5)):
@@ -105,6 +106,7 @@ def test_state_is_optax_s():
     assert gradtx.scale_by_lbfgs().init(p)._fields == optax.scale_by_lbfgs().init(p)._fields
 
 
+@pytest.mark.slow
 def test_no_pair_without_curvature():
     """On a concave function the direction still descends."""
     tx, p = gradtx.scale_by_lbfgs(), jnp.array([1.0, 2.0])
@@ -115,6 +117,7 @@ def test_no_pair_without_curvature():
     assert float(direction @ -q) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale_init_precond", [False, True])
 def test_a_concave_start_without_a_line_search(scale_init_precond):
     """A pair with cosine 0.003 made the product 1e5 times as large: the parameters went to 117."""

@@ -25,6 +25,26 @@ def takes(name, kind):
 NAMES = [name for name in optimizers() if takes(name, DIMENSIONS)]
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 4)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "orthogonalize",
+        "scale_by_adamuon",
+        "scale_by_dion",
+        "scale_by_muon",
+        "scale_by_muon2",
+        "scale_by_normuon",
+        "scale_by_polargrad",
+        "scale_by_shape",
+    ],
+)
+def test_which_axes_are_rows_is_not_guessed(name, shape):
+    tx, p = getattr(gradtx, name)(), {"w": jnp.ones(shape)}
+    with pytest.raises(ValueError, match=f"{name}: at 'w', of shape .*: which axes are rows"):
+        tx.update(p, tx.init(p), p)
+
+
 def draw(seed, *steps):
     """Two matrices of one shape, one of another, and a vector."""
     rng = np.random.default_rng(seed)

@@ -40,6 +40,7 @@ def test_newton_muon(nesterov, rms):
     np.testing.assert_allclose(updates, want, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_leaves_and_decay():
     """AdamW has what is no matrix, with the same rate and decay, unless it is given."""
     p = {"w": jnp.ones((4, 6)), "b": jnp.ones(3)}

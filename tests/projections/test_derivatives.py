@@ -60,6 +60,7 @@ def test_columns_that_were_normalized_have_no_gradient_along_them():
     np.testing.assert_allclose(jnp.sum(gradient * w, 0), 0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [(0.5, 1.0), (0.5, 2.0), (1.0, 2.0)])
 def test_between_bounds_a_derivative_is_the_identity(bounds):
     def of_norms(x):

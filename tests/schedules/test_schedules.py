@@ -607,6 +607,7 @@ def test_the_first_value_of_a_schedule_is_checked():
     assert later.init(jnp.ones(1))
 
 
+@pytest.mark.slow
 def test_a_schedule_goes_by_the_count_of_a_state_of_optax():
     """Whose fields are not marked: the one of this name counts."""
     tx = gradtx.scale_by_adam(lambda count: jnp.where(count == 3, 0.5, 0.9))

@@ -405,6 +405,7 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"slot of the shape \(\)"):
             catch_up_once(gradtx.exact_rows(gradtx.zero_nans()))
 
+    @pytest.mark.slow
     def test_a_rule_that_looks_at_whole_leaves(self):
         tx = gradtx.exact_rows(gradtx.lamb(0.1))
         with pytest.raises(TypeError, match="whole leaves.*'table'.*dense_rows"):

@@ -230,6 +230,14 @@ def test_a_narrow_range_is_expanded_as_if_it_were_one_half():
     np.testing.assert_allclose(parts["power"], np.log2(448 / 2**-9), rtol=1e-6)
 
 
+def test_a_quotient_that_underflows_is_not_read_as_half_of_the_largest():
+    x = np.zeros(128, np.float32)
+    x[:2] = 10.0, 1.2e-38
+    loaded = trip(x, "f8_expanded", signed=False)
+    np.testing.assert_allclose(loaded[0], 10.0, rtol=1e-6)
+    assert 0 < loaded[1] < 1e-36
+
+
 def test_float16_ends_before_the_momentum_of_a_falling_gradient_does():
     assert Short(jnp.bfloat16).keeps_signs
     assert not Short(jnp.float16).keeps_signs

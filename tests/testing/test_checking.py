@@ -205,6 +205,7 @@ def test_a_rule_with_a_python_if():
     assert "cannot run on the Rows at 'table'" in report.abilities["rows of a table"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["elementwise", "rowwise"])
 def test_a_norm_of_the_leaf_in_a_narrower_rule(scope):
     def rule(g, s, t):

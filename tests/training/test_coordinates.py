@@ -127,6 +127,7 @@ def test_a_run_in_which_nothing_moves_does_not_pass():
     assert not check.passed
 
 
+@pytest.mark.slow
 def test_a_batch_of_two_and_what_make_returns():
     def made(width):
         return {"w": jnp.ones(width) / width}, gradtx.sgd(0.1 / width)

@@ -317,6 +317,7 @@ def test_an_estimator_is_data(name):
     assert repr(estimator) in repr(tx)
 
 
+@pytest.mark.slow
 def test_a_scale_in_a_step_is_replaced_without_compiling_again():
     tx = gradtx.estimated_gradients(gradtx.sgd(0.1), gradtx.spsa(jnp.float32(0.1)))
     calls = []
@@ -514,6 +515,7 @@ def test_a_scale_too_small_for_the_type_of_the_loss_is_told_with_one_that_would_
         gradtx.compute_gradients(flat, x, gradients=enough, gradients_key=0)
 
 
+@pytest.mark.slow
 def test_a_direction_along_which_the_loss_is_symmetric_is_not_flat():
     """Along (1, -1) this loss is as large on both sides, and the gradient zero."""
     tx = gradtx.estimated_gradients(gradtx.sgd(0.0), gradtx.spsa(1e-2))
@@ -524,6 +526,7 @@ def test_a_direction_along_which_the_loss_is_symmetric_is_not_flat():
     assert int(state.flat_steps) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_the_loss_is_evaluated_for_its_two_values_alone():
     """A third value is taken where both are equal, in a loop, before which XLA computes nothing."""

@@ -288,6 +288,7 @@ def test_a_leaf_that_is_read_elsewhere_is_refused_by_name_or_gets_its_gradient_i
     assert_bits(twice, gradtx.sgd(0.1))
 
 
+@pytest.mark.slow
 def test_a_loss_without_a_scan_is_refused():
     with pytest.raises(ValueError, match="no scan of the loss .*embed: it is read by dot_general"):
         trained(lambda p, x, y: jnp.mean((x @ p["embed"] - y) ** 2), gradtx.sgd(0.1), inside=True)

@@ -31,6 +31,7 @@ def test_one_step_is_gradient_update_apply():
     assert float(value) == float(loss(params, 2.0))
 
 
+@pytest.mark.slow
 def test_aux():
     params = start()
     new, _, (value, aux) = gradtx.minimize(

@@ -68,6 +68,7 @@ def test_one_solution_ends_where_it_stopped():
     assert len(many.plot().axes) == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_is_refused_by_name():
     many = solved(lambda x: jnp.sum(x**2), jnp.ones(3), 0.1, 2)
     with pytest.raises(ValueError, match="there is no run"):

@@ -119,6 +119,7 @@ def test_one_rate_has_no_others_to_try(count):
     assert ("try lower ones" in text) == (count > 1)
 
 
+@pytest.mark.slow
 def test_the_loss_takes_a_batch_or_its_parts():
     """As elsewhere the loss may be ``(params, *args)``; one that takes a batch gets it whole."""
     inputs = np.random.default_rng(2).normal(size=(20, 8)).astype(np.float32)

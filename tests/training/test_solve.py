@@ -52,6 +52,7 @@ def test_tolerance_is_on_the_gradient():
     assert float(jnp.linalg.norm(2 * before.params)) > 1e-2
 
 
+@pytest.mark.slow
 def test_the_path():
     result = gradtx.solve(lambda x: x**2, 1.0, gradtx.sgd(0.25), max_steps=4, record=True)
     np.testing.assert_allclose(result.path.params, [1.0, 0.5, 0.25, 0.125, 0.0625])
@@ -84,6 +85,7 @@ def test_what_a_line_search_has_found_is_not_computed_again():
     assert again == searched + 4
 
 
+@pytest.mark.slow
 def test_the_path_stands_still_after_the_end():
     result = gradtx.solve(lambda x: (x - 1) ** 2, 0.0, gradtx.sgd(0.5), max_steps=6, record=True)
     assert int(result.status) == Status.CONVERGED
@@ -105,6 +107,7 @@ def test_no_step():
     assert (float(result.params), int(result.steps)) == (3.0, 0)
 
 
+@pytest.mark.slow
 def test_it_compiles_once_for_other_numbers():
     traces = []
 
@@ -258,6 +261,7 @@ def test_a_search_in_a_group_sees_what_other_groups_did():
     np.testing.assert_allclose([result.params["a"], result.params["b"]], 0.0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_bounds_of_a_group_bind_no_other():
     params = {"a": jnp.array([-1.0, 2.0]), "b": jnp.array([-3.0])}
     grads = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([0.5])}
@@ -307,6 +311,7 @@ def test_the_rules_by_hand():
     assert np.argmax(2 * distance <= 0.2) == 5
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_is_no_small_change():
     tx = gradtx.accumulate(gradtx.sgd(0.25), 2)
     result = gradtx.solve(valley, 0.0, tx, ftol=1e-3, xtol=1e-3)
@@ -410,6 +415,7 @@ def test_a_loss_without_a_hash():
     assert gradtx.solve(loss, jnp.zeros(1), gradtx.sgd(0.5)).params.tolist() == [2.0]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_rounding_of_the_parameters_loses_is_above_the_tolerance():
     """Between bounds it is on the change that the gradient would make: 1000 - 1e-5 is 1000."""
 

@@ -76,6 +76,7 @@ def test_an_optimizer_within_a_loss_has_parameters_of_its_own():
     np.testing.assert_allclose(loss(new), 0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_loss_called_by_hand_has_the_leaves_without_a_gradient():
     def loss(params):
         return jnp.sum((params["a"] - 3) ** 2) + jnp.sum(params["b"] ** 2)

@@ -35,6 +35,7 @@ def test_equal_leaves_get_noise_of_their_own_at_every_step():
     assert len(np.unique(drawn.round(4))) == drawn.size
 
 
+@pytest.mark.slow
 @pytest.mark.paper("add_noise")
 def test_the_variance_falls_as_in_the_paper():
     """Neelakantan et al. 2015, equation 1, beside the same draws with a variance of one."""

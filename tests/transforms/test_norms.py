@@ -54,6 +54,7 @@ def test_a_unit_of_many_dimensions_needs_an_axis():
     assert gradtx.unitwise_norm(x, 0).shape == x.shape
 
 
+@pytest.mark.slow
 @pytest.mark.paper("normalize_by_update_norm", "normalize", "adaptive_normalize")
 def test_normalizing_is_the_papers():
     """Hazan et al. 2015; adaptive, Zhuang et al. 2019, as in Optax."""

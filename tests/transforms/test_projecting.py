@@ -92,6 +92,7 @@ def test_any_function_and_predicate():
     assert not np.array_equal(2 * p["b"], jnp.round(2 * p["b"]))
 
 
+@pytest.mark.slow
 def test_inside_of_groups_and_masks():
     tx = gradtx.masked(gradtx.chain(gradtx.sgd(0.5), gradtx.project("l2_ball")), "w")
     assert float(tree.norm(train(tx, PARAMS)["w"])) <= 1 + 1e-6

@@ -55,6 +55,7 @@ def test_latent_attention():
     np.testing.assert_array_equal(new["k_r"], p["k_r"])
 
 
+@pytest.mark.slow
 def test_logits_fall_to_the_threshold():
     """The largest product of a query and a key of each head, before and after."""
     p = weights(q=(5, 2, 3), k=(5, 2, 3), x=(7, 5))

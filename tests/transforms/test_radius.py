@@ -64,6 +64,7 @@ def test_the_three_as_in_the_records():
     assert np.linalg.norm(new) == pytest.approx(5 + np.sum(step * np.asarray(w)) / 5, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_no_matrix_or_has_no_size_is_left_alone():
     p = {"b": jnp.ones(3), "none": None, "w": jnp.zeros((2, 2))}
     u = jax.tree.map(lambda x: x + 0.5, p)

@@ -21,6 +21,7 @@ def by_count(g, s, t, p, decay, halflife):
     return u
 
 
+@pytest.mark.slow
 @pytest.mark.paper("add_row_decayed_weights")
 def test_rows_decay_by_their_count():
     """Rows touched at each step, often and seldom; and as `Rows` what the dense update is."""

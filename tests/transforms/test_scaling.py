@@ -51,6 +51,7 @@ def test_scale_gradient_of_a_tree_with_integers():
     assert jax.grad(loss)(3.0) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.paper("scale", "scale_by_schedule", "scale_by_learning_rate")
 def test_factors():
     oracle.check(gradtx.scale(-0.3), lambda g, s, t, p: -0.3 * g)

@@ -182,6 +182,7 @@ def test_a_skipped_micro_batch_leaves_no_trace_in_the_compensation():
     np.testing.assert_array_equal(p, want)
 
 
+@pytest.mark.slow
 def test_the_inner_optimizer_is_told_the_weight_of_the_window():
     def update(updates, state, params=None, *, weight, **extra_args):
         return jax.tree.map(lambda g: g * 0 + weight, updates), state

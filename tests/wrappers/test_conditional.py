@@ -37,6 +37,7 @@ def test_a_condition_may_read_extra_arguments(build, other):
         np.testing.assert_array_equal(updates, want)
 
 
+@pytest.mark.slow
 def test_rows_pass_on_as_tables_where_a_step_returns_tables():
     """One program returns both, and what it returns has one type."""
     table = jnp.ones((4, 2))

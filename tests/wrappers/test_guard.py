@@ -36,6 +36,7 @@ def counts(report):
     return {n: int(x) for n, x in report._asdict().items() if x.dtype == jnp.int32}
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_never_taken():
     """However many come in a row."""
     tx = gradtx.guard(gradtx.adam(0.1))
@@ -141,6 +142,7 @@ def test_zero_gradients_are_skipped_where_that_is_asked_for():
     assert int(reports[-1].zero) == 0
 
 
+@pytest.mark.slow
 def test_every_step_is_taken_or_counted_as_skipped_for_one_reason():
     rng = np.random.default_rng(3)
     gs = rng.choice([0.0, 1.0, 1.1, 900.0, np.nan], 200)

@@ -44,6 +44,7 @@ def run(tx, p, gs, dtype=np.float64):
         return oracle.run(tx, p, gs, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.paper("mechanize")
 def test_it_is_the_papers():
     p, gs = oracle.parameters(), oracle.gradients()

@@ -86,6 +86,7 @@ def test_eagerly_too_and_back_from_a_checkpoint(tmp_path):
     assert places(got[1], "nu") == {"w": "pinned_host", "b": "device"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host_memory")
 @pytest.mark.parametrize("how", ["eagerly", "under jit"])
 def test_a_step_compiles_once_for_a_new_and_a_loaded_state(how, tmp_path):

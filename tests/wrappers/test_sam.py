@@ -127,6 +127,7 @@ def test_gsam_is_algorithm_1_of_its_paper():
     np.testing.assert_allclose(path[1::2], transcribed(direction), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gsam_without_alpha_is_sam():
     adversary = gradtx.chain(gradtx.normalize(), gradtx.sgd(0.2, momentum=0.9))
     (_, _), path = run(gradtx.gsam(gradtx.adam(0.1), adversary, 0.0, reset_state=False), P, 8)

@@ -151,6 +151,7 @@ def test_a_sweep_is_mapped_over():
     np.testing.assert_allclose(together[1], step(jnp.float32(0.2)), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_patterns_inside_name_the_parts():
     choice = [("*/qkv/v", "values"), ("*", "rest")]
     tx = gradtx.partition({"values": gradtx.sgd(1.0), "rest": gradtx.set_to_zero()}, choice)

@@ -108,6 +108,7 @@ def test_the_size_of_a_direction_does_not_count():
     np.testing.assert_allclose(fourth(np.asarray(u)), fourth(np.asarray(g)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_floor_keeps_a_part_of_a_direction_against_the_momentum():
     g, u = against(lambda g, _: -g, floor=0.25)
     np.testing.assert_allclose(u, g, rtol=1e-6)  # half of the momentum, of its size again
