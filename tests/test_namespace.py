@@ -320,3 +320,20 @@ def test_a_wrapped_schedule_is_stateful():
     for _ in range(3):
         _, state = tx.update(jnp.float32(1.0), state)
     np.testing.assert_allclose(state.hyperparams["learning_rate"], 0.2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda i, x: gradtx.unitwise_norm(x, i),
+        lambda i, x: gradtx.safe_norm(x, 0.0, axis=i),
+        lambda i, x: gradtx.losses.softmax_cross_entropy(x, x, axis=i),
+        lambda i, x: gradtx.projections.projection_simplex(x, axis=i),
+        lambda i, x: gradtx.microbatch(jnp.dot, i, 1, "sum", in_axes=i)(jnp.float32(2.0), x),
+        lambda i, x: gradtx.sparse.value_and_grad(lambda y, x: jnp.sum(x**2), i)(0.0, x)[1],
+    ],
+    ids=["unitwise_norm", "safe_norm", "loss", "projection", "microbatch", "value_and_grad"],
+)
+def test_an_axis_or_a_position_may_be_an_integer_of_numpy(function):
+    x = jnp.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(function(np.int64(1), x), function(1, x))

@@ -8,6 +8,7 @@ gradient is never formed.
 
 import functools
 import itertools
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -472,17 +473,16 @@ def value_and_grad(
     >>> float(value), grad
     (6.0, Rows(3 of (1000, 2), float32))
     """
+    several = isinstance(argnums, Sequence)
+    positions = tuple(argnums) if isinstance(argnums, Sequence) else (operator.index(argnums),)
 
     @functools.wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        chosen = args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in positions)
+        chosen = tuple(args[i] for i in positions) if several else args[positions[0]]
 
         def function(chosen: Any) -> tuple[Any, Any]:
             arguments = list(args)
-            for i, argument in zip(
-                positions, (chosen,) if isinstance(argnums, int) else chosen, strict=True
-            ):
+            for i, argument in zip(positions, chosen if several else (chosen,), strict=True):
                 arguments[i] = argument
             out = fun(*arguments, **kwargs)
             value, aux = out if has_aux else (out, None)

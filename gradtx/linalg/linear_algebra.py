@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx import tree
 from gradtx.linalg.decompositions import eigenvectors, factorized, orthonormal, singular_vectors
@@ -50,6 +51,7 @@ def safe_norm(
     [0.0, 0.0]
     """
     x = widen(jnp.asarray(x))
+    axis = int(axis) if isinstance(axis, np.integer) else axis
 
     def of(y: Array) -> Array:
         if ord is None or (ord == 2 and isinstance(axis, int)):
