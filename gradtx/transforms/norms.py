@@ -61,14 +61,10 @@ def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _unit_norms(x: Array, axis: int | Sequence[int] | None) -> Norm:
-    axes = (
-        _unit_axes(x.shape)
-        if axis is None
-        else (axis,)
-        if isinstance(axis, int | np.integer)
-        else axis
-    )
-    return norm(x, tuple(axes), costly=True, looped=True)
+    if isinstance(axis, int | np.integer):
+        axis = (axis,)
+    axes = tuple(_unit_axes(x.shape) if axis is None else axis)
+    return norm(x, axes, costly=True, looped=True)
 
 
 def unitwise_norm(x: Array, axis: int | Sequence[int] | None = None) -> Array:

@@ -215,12 +215,15 @@ def _parts(path: str, shape: tuple[int, ...], split: SplitLeaf) -> _Parts:
 
     Raises:
         ValueError: the lengths do not make up the axis, or there is no such axis.
+        TypeError: `split` is something else.
     """
+    where = f"split_leaves: {path!r}, of shape {tuple(shape)}"
+    if not isinstance(split, SplitLeaf):
+        raise TypeError(f"{where}: the leaf is split by a SplitLeaf, not by {split!r:.80}")
     sizes, names = split.sizes, tuple[str, ...]()
     if isinstance(sizes, Mapping):
         names, sizes = tuple(sizes), tuple(sizes.values())
     lengths = tuple(sizes)
-    where = f"split_leaves: {path!r}, of shape {tuple(shape)}"
     try:
         (axis,) = axes_of(split.axis, len(shape))
     except ValueError as error:
@@ -265,7 +268,8 @@ def split_leaves(
 
     Raises:
         ValueError: a pattern matches no leaf, or two match one; the sizes do not make up the axis.
-        TypeError: the update of a leaf with parts is `Rows`.
+        TypeError: a leaf is split by something other than a `SplitLeaf`, or the update of a leaf
+            with parts is `Rows`.
 
     >>> import gradtx
     >>> tx = split_leaves(gradtx.muon(0.1), {"qkv": SplitLeaf(1, {"q": 4, "k": 2, "v": 2})})

@@ -21,12 +21,22 @@ from gradtx.inspection.slots import map_slots, walk_slots
 from gradtx.kernels.stored_step import Kernels, in_kernels, without_kernels
 from gradtx.leaves.paths import first_difference, map_with_paths, matches, path_string
 from gradtx.leaves.whole import whole_of
+from gradtx.names.namespace import warn
 from gradtx.ownership.owned_slots import apart, in_stacks
 from gradtx.storage import Encoded, as_codec, is_encoded
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import plain
 from gradtx.tree.search import children_of
-from gradtx.types import Params, PyTree, State, Updates, is_stored, nonnegative_fields, state_fields
+from gradtx.types import (
+    Params,
+    PyTree,
+    State,
+    Updates,
+    is_stored,
+    nonnegative_fields,
+    slot_fields,
+    state_fields,
+)
 
 EMBEDDINGS = ("*embed*", "*Embed*")
 """The paths of embeddings: a row that few steps touch would change with the others in its block."""
@@ -61,7 +71,8 @@ def store(
     .. math:: u, s' = \mathrm{rule}(g, \mathrm{decode}(c)), \qquad c' = \mathrm{encode}(s')
 
     Args:
-        inner: any transformation of gradtx, alone or composed.
+        inner: any transformation of gradtx, alone or composed. The state of another library's, such
+            as Optax's, is kept as it is, with a warning.
         codecs: a codec for all slots, by its name (``"int8"``) or with options (`Codec`); or a dict
             of codecs by the names of slots, ``{"mu": "int8", "nu": "bf16"}``, in which a name may
             have wildcards or the path before it, as :func:`slot_names` writes it. In place of a
@@ -115,6 +126,12 @@ def store(
         state = apart(stacked)  # a codec is of one leaf
         encoder = _Encoder(rules, patterns, min_size, seed)
         new = map_slots(state, encoder.encoded)
+        unknown = ", ".join(dict.fromkeys(_without_slots(state, min_size)))
+        if unknown:
+            warn(
+                f"store: no field of {unknown} is annotated `Slots`, so that the arrays there are "
+                "kept as they are; transformations of gradtx say which of their arrays are slots"
+            )
         if named and encoder.paths:
             _check_used(state, rules, encoder.used, encoder.paths)
         if patterns != EMBEDDINGS and encoder.paths:
@@ -262,6 +279,19 @@ def _is_large(x: Any, min_size: int) -> bool:
     """Whether a leaf of a slot is to be stored: a real array with enough entries."""
     floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
     return floating and not is_stored(x) and x.ndim > 0 and x.size >= max(min_size, 1)
+
+
+def _without_slots(state: State, min_size: int) -> Iterator[str]:
+    """The classes of states, other than gradtx's, that hold large arrays and know no slots."""
+    cls: Any = type(state)
+    if is_stored(state):
+        return
+    if hasattr(cls, "_fields") and not cls.__module__.startswith("gradtx."):
+        if not slot_fields(cls) and any(_is_large(x, min_size) for x in jax.tree.leaves(state)):
+            yield cls.__name__
+        return
+    for _, child in children_of(state):
+        yield from _without_slots(child, min_size)
 
 
 def _check_used(state: State, rules: list[_Choice], used: set[Any], known: list[str]) -> None:

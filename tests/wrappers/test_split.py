@@ -216,6 +216,11 @@ def test_the_average_of_parts_is_that_of_the_whole():
             ValueError,
             "patterns 'up' and 'u\\*'",
         ),
+        (
+            {"up": (24, 24)},
+            TypeError,
+            r"'up', of .*: the leaf is split by a SplitLeaf, not by \(24",
+        ),
         ("up", TypeError, "must be {path pattern: SplitLeaf}"),
         ({1: SplitLeaf(1, (48,))}, TypeError, "a path pattern is a string"),
     ],

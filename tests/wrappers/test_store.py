@@ -3,7 +3,9 @@
 import functools
 import json
 import pickle
+import warnings
 import zlib
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -819,3 +821,21 @@ def test_a_compiled_update_whose_direction_reads_an_old_slot(name):
     want, _ = tx.update(p, tx.init(p), p)
     got, _ = jax.jit(tx.update)(p, tx.init(p), p)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+
+
+class Unannotated(NamedTuple):
+    """A state as other libraries have them."""
+
+    mu: Any
+
+
+@pytest.mark.parametrize("codecs", ["int8", {"mu": "int8"}])
+def test_a_state_that_does_not_say_what_its_slots_are(codecs):
+    """It is kept as it is, which whoever asked for 8 bits is told; a small one needs no word."""
+    inner = gradtx.GradientTransformation(Unannotated, lambda u, s, p=None: (u, s))
+    tx, p = gradtx.store(gradtx.chain(gradtx.clip(1.0), inner), codecs), jnp.ones(8192)
+    with pytest.warns(UserWarning, match="store: no field of Unannotated is annotated `Slots`"):
+        state = tx.init(p)
+    np.testing.assert_array_equal(state[1].mu, p)
+    with warnings.catch_warnings(action="error"):
+        tx.init(p[:9])
