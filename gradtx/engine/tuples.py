@@ -256,7 +256,8 @@ def _by_tuples(
         slots = {n: list(column) for n, column in leaves.slots.items()}
         numbers = [None] * len(seen)
         if dimensions is not None:
-            numbers = dimensions.of(leaves.label, tree)
+            in_tuples = frozenset(itertools.chain(*index_tuples))
+            numbers = dimensions.of(leaves.label, tree, in_tuples)
         alike: dict[Any, list[tuple[int, ...]]] = {}
         for members in index_tuples:
             present = [i for i in members if i in there]

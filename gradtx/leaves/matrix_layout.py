@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,16 +82,21 @@ class MatrixDimensions:
     given: Any
     kind: type
 
-    def of(self, label: str, tree: PyTree) -> list[Any]:
+    def of(self, label: str, tree: PyTree, matrices: Container[int] | None = None) -> list[Any]:
         """The dimension numbers of each leaf of `tree`.
+
+        Args:
+            label: the transformation's, for errors.
+            tree: the leaves.
+            matrices: the indices of leaves that are matrices if nothing is given; None for all.
 
         Raises:
             ValueError: they are not a tree like it or a prefix of it, or a rule matches no leaf; or
-                nothing is given, and a leaf has not two dimensions.
+                nothing is given, and a matrix has not two dimensions.
             TypeError: a leaf of them names no axes.
         """
         tree = whole_of(tree)
-        numbers = self._of_two(label, tree) if self.given is None else self.given
+        numbers = self._of_two(label, tree, matrices) if self.given is None else self.given
         if callable(numbers) and not names_axes(numbers):
             if hasattr(numbers, "check"):  # it is made of rules, each of which must match a leaf
                 numbers.check(tree)
@@ -106,9 +112,10 @@ class MatrixDimensions:
             )
         return leaf_numbers
 
-    def _of_two(self, label: str, tree: PyTree) -> Any:
-        for path, leaf in leaves_with_path(tree)[0]:
-            if leaf is not None and np.ndim(leaf) != 2:
+    def _of_two(self, label: str, tree: PyTree, matrices: Container[int] | None) -> Any:
+        for i, (path, leaf) in enumerate(leaves_with_path(tree)[0]):
+            is_matrix = leaf is not None and (matrices is None or i in matrices)
+            if is_matrix and np.ndim(leaf) != 2:
                 raise ValueError(
                     f"{label}: at {path_string(path)!r}, of shape {np.shape(leaf)}: which axes are "
                     "rows and which columns is not known; give dimension numbers, or None for a "
