@@ -62,7 +62,8 @@ class _DAdaptation(NamedTuple):
 
     def scaled(self, x: Array, v: Array) -> Array:
         r"""A quotient by :math:`\sqrt{\nu} + \epsilon`, and 0 where nothing has been seen."""
-        return divide(x, root(v) + self.eps)
+        # A condition would have XLA store the quotient.
+        return x / (root(v) + jnp.maximum(self.eps, jnp.finfo(v.dtype).tiny))
 
     def averages(self, rate: Array, g: list[Array], s: Any) -> dict[str, list[Array]]:
         r"""The averages :math:`m_t`, :math:`\nu_t` and :math:`s_t`."""
