@@ -477,15 +477,14 @@ def _nested(root: str, saved: dict[str, Any]) -> PyTree:
     if root in saved:
         return saved[root]
     tree: dict[str, Any] = {}
-    places = {name: place for place, name in enumerate(saved)}
+    placed = {name: _Placed(place, leaf) for place, (name, leaf) in enumerate(saved.items())}
     # A leaf comes before those that have its name and a slash in theirs.
-    for name, leaf in sorted(saved.items(), key=lambda item: item[0].count("/")):
+    for name, leaf in sorted(placed.items(), key=lambda item: item[0].count("/")):
         *above, last = name.removeprefix(f"{root}/").split("/")
         node = tree
         while above and isinstance(node.get(above[0], {}), dict):
             node = node.setdefault(above.pop(0), {})
-        # a name with a "/" in it, where another leaf is
-        node["/".join([*above, last])] = _Placed(places[name], leaf)
+        node["/".join([*above, last])] = leaf  # a name with a "/" in it, where another leaf is
     return _in_order(tree).leaf if saved else None
 
 
