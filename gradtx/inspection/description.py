@@ -263,7 +263,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
 
 def _loss_numbers(tx: GradientTransformation) -> int:
     """How many numbers replicas exchange in a step in place of gradients; 0 if they do not."""
-    estimator = with_extra_args_support(tx).facet(Estimator)
+    estimator = tx.facet(Estimator)
     return 0 if estimator is None else int(estimator.number_count)
 
 
@@ -283,7 +283,7 @@ def _gpu_kernels(tx: GradientTransformation, state: State) -> str | None:
     """What compiles the kernels of a step on stored slots for GPUs, or why there are none."""
     if not any(map(is_encoded, jax.tree.leaves(state, is_leaf=is_encoded))):
         return None
-    stores = [part.facet(Kernels) for part in with_extra_args_support(tx).saying(Kernels)]
+    stores = [part.facet(Kernels) for part in tx.saying(Kernels)]
     if stores and not any(each is not None and each.on for each in stores):
         return "none, with kernel=False: a program of XLA's"
     without = "none, since this JAX has neither Triton nor Mosaic GPU: a program of XLA's"
@@ -291,7 +291,6 @@ def _gpu_kernels(tx: GradientTransformation, state: State) -> str | None:
 
 
 def _transforms_matrices(tx: GradientTransformation) -> bool:
-    tx = with_extra_args_support(tx)
     rules = (part.traits.rule for part in (tx, *tx.within))
     return any(rule is not None and rule.scope is Scope.MATRIX for rule in rules)
 
